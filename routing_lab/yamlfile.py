@@ -124,19 +124,34 @@ def parse_yaml(text: str, file: str) -> object:
 
 
 def render_yaml(data: Mapping[str, object], *, flow: Iterable[str] = ()) -> str:
-    """``data`` as YAML with its keys in the given order; the values of the keys in ``flow`` stand on one line."""
+    """``data`` as YAML, keys in the given order; the values of the keys in ``flow`` stand on one line if they can."""
     inline = frozenset(flow)
     parts = []
     for key, value in data.items():
-        one_line = key in inline
-        body = yaml.safe_dump(
-            value, sort_keys=False, allow_unicode=True, default_flow_style=one_line, width=math.inf if one_line else 120
-        )
-        # safe_dump ends a bare scalar with a document end marker that has no place inside a mapping.
-        body = body.removesuffix("...\n").rstrip("\n")
-        nested = isinstance(value, (Mapping, list, tuple)) and bool(value) and not one_line
-        parts.append(f"{key}:\n{_indented(body)}\n" if nested else f"{key}: {body}\n")
+        if key in inline and isinstance(value, (Mapping, list, tuple)):
+            body = _dump(value, default_flow_style=True, width=math.inf)
+            if body.count("\n") == 1:  # a text of several lines has no place on one
+                parts.append(f"{_dump({key: 0}).rstrip()[:-1]}{body}")
+                continue
+        parts.append(_dump({key: value}, width=120))
     return "".join(parts)
+
+
+class _Dumper(yaml.SafeDumper):
+    """``SafeDumper`` that escapes the rarer line breaks, which PyYAML writes raw and reads back as a blank."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _dump(value: object, **layout: Any) -> str:  # noqa: ANN401 - PyYAML's own options
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **layout)
+    return text
 
 
 def kind_of(value: object) -> str:
@@ -385,7 +400,3 @@ def _near(word: str, known: Sequence[str]) -> str:
 def _short(value: object, most: int = 60) -> str:
     shown = repr(value)
     return shown if len(shown) <= most else shown[:most] + "..."
-
-
-def _indented(body: str) -> str:
-    return "\n".join(f"  {line}" if line else line for line in body.split("\n"))

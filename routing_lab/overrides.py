@@ -1,0 +1,320 @@
+"""How llama.cpp is told about expert counts: the only place that knows its override syntax. Text in, text out.
+
+Two forms exist:
+
+* The **preload** form sets a count per block: ``ROUTING_LAB_EXPERTS="0-6:6,7-32:5"`` in the environment, read by the
+  override library that ``LD_PRELOAD`` names (see ``runtime/native``).
+* The **stock** form needs no library and sets one count for all blocks:
+  ``--override-kv qwen3moe.expert_used_count=int:6``. ``--override-kv`` has no array type, and an array *in the file* is
+  loaded by llama.cpp and computed wrongly for nearly every architecture. A schedule with different counts therefore has
+  no stock form.
+
+Syntax of the options: llama.cpp's ``common/arg.cpp`` (``parse_csv_row``) and ``common/common.cpp``
+(``string_parse_kv_override``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from routing_lab.errors import RuntimeUnsupportedError
+from routing_lab.model import MAX_BLOCKS, FrozenMap, ModelFacts, format_blocks
+from routing_lab.placement import Placement
+from routing_lab.schedule import Schedule, format_counts
+
+__all__ = [
+    "EXPERTS_ENV",
+    "KvOverride",
+    "ServerCommand",
+    "merge_override_kv",
+    "parse_experts",
+    "parse_override_kv",
+    "parse_server_command",
+    "preload_environment",
+    "render_experts",
+    "render_override_kv",
+    "server_command",
+    "stock_override",
+]
+
+EXPERTS_ENV: Final = "ROUTING_LAB_EXPERTS"
+"""Environment variable that the override library reads when llama.cpp starts."""
+PRELOAD_ENV: Final = "LD_PRELOAD"
+OVERRIDE_KV: Final = "--override-kv"
+
+_ENTRY = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(\d{1,9})", re.ASCII)
+_KV_TYPES: Final = ("int", "float", "bool", "str")
+# llama.cpp keeps a key and a text value in 128 bytes each, the closing zero included.
+_KV_MOST_BYTES: Final = 127
+
+KvType = Literal["int", "float", "bool", "str"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The preload form
+
+
+def render_experts(schedule: Schedule, facts: ModelFacts) -> str:
+    """Every routed block and its count, ``"0-6:6,7-32:5"``. Raises ``UserFileError`` where it does not fit."""
+    return format_counts(schedule.resolve(facts))
+
+
+def parse_experts(text: str) -> dict[int, int]:
+    """Inverse of ``render_experts``: block -> count; an empty text is an empty dict.
+
+    As strict as the override library: no blanks. Raises ``ValueError`` that says what is wrong where.
+    """
+    counts: dict[int, int] = {}
+    for entry in text.split(",") if text else ():
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            raise ValueError(f"{entry!r} is no entry such as 7-32:5 (blocks:experts)")
+        first, last, count = int(match[1]), int(match[2] or match[1]), int(match[3])
+        if last < first or last >= MAX_BLOCKS:
+            raise ValueError(f"{entry!r}: the block range {first}-{last} is impossible")
+        if count == 0:
+            raise ValueError(f"{entry!r}: a block cannot consult 0 experts")
+        again = counts.keys() & set(range(first, last + 1))
+        if again:
+            raise ValueError(f"{entry!r}: block {format_blocks(again)} is given twice")
+        counts.update(dict.fromkeys(range(first, last + 1), count))
+    return counts
+
+
+def preload_environment(schedule: Schedule, facts: ModelFacts, library: Path) -> dict[str, str]:
+    """The environment variables of the preload form.
+
+    Raises ``ValueError`` where ``LD_PRELOAD`` cannot name the library, ``UserFileError`` where the schedule does not fit.
+    The dynamic loader takes blanks and colons in ``LD_PRELOAD`` as separators, without any way to quote them.
+    """
+    if any(mark in str(library) for mark in " :\t\n"):
+        raise ValueError(
+            f"LD_PRELOAD cannot name {str(library)!r}: move the library to a path without blanks and colons"
+        )
+    return {PRELOAD_ENV: str(library), EXPERTS_ENV: render_experts(schedule, facts)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The stock form
+
+
+@dataclass(frozen=True, slots=True)
+class KvOverride:
+    """One metadata override: ``KEY=TYPE:VALUE``, its value as text."""
+
+    key: str
+    type: KvType
+    value: str
+
+    def __post_init__(self) -> None:
+        if not self.key or "=" in self.key or "\0" in self.key + self.value:
+            raise ValueError(f"{self.key!r} is no metadata key")
+        if self.key.startswith('"'):
+            raise ValueError(f"{self.key!r}: a key cannot start with a quotation mark")
+        if self.type not in _KV_TYPES:
+            raise ValueError(f"{self.type!r} is none of the types {', '.join(_KV_TYPES)}")
+        if len(self.key.encode()) > _KV_MOST_BYTES:
+            raise ValueError(f"the key {self.key!r} is longer than {_KV_MOST_BYTES} bytes")
+        _check_kv_value(self.type, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.type}:{self.value}"
+
+
+def stock_override(schedule: Schedule, facts: ModelFacts) -> KvOverride:
+    """The override that makes an unmodified llama.cpp run a uniform schedule.
+
+    Raises ``RuntimeUnsupportedError`` for a schedule with different counts, ``UserFileError`` for one that does not
+    fit the model.
+    """
+    count = schedule.uniform_count(facts)
+    if count is None:
+        raise RuntimeUnsupportedError(
+            f"schedule {schedule.name} ({render_experts(schedule, facts)}) has no stock form: --override-kv has no "
+            f"array type and sets one count for all blocks; use the preload library, or a uniform schedule"
+        )
+    return KvOverride(f"{facts.architecture}.expert_used_count", "int", str(count))
+
+
+def parse_override_kv(text: str) -> list[KvOverride]:
+    """The overrides of one ``--override-kv`` argument: separated by commas, quoted as in CSV where a value has one.
+
+    Raises ``ValueError`` that names the entry which llama.cpp would refuse (or, for a number, misread).
+    """
+    return [_parse_kv_entry(entry) for entry in _split_csv(text)]
+
+
+def render_override_kv(overrides: Iterable[KvOverride]) -> str:
+    """One argument for all overrides: of several ``--override-kv`` only the last would count."""
+    return ",".join(_quote_csv(str(override)) for override in overrides)
+
+
+def merge_override_kv(arguments: Sequence[str], ours: KvOverride | None) -> str:
+    """The user's ``--override-kv`` arguments and ours as one argument; ours replaces theirs for the same key.
+
+    Raises ``ValueError`` for an argument of theirs that is no override.
+    """
+    theirs = [override for argument in arguments for override in parse_override_kv(argument)]
+    kept = [override for override in theirs if ours is None or override.key != ours.key]
+    return render_override_kv([*kept, *([] if ours is None else [ours])])
+
+
+def _parse_kv_entry(entry: str) -> KvOverride:
+    key, equals, rest = entry.partition("=")
+    kind, colon, value = rest.partition(":")
+    for known in _KV_TYPES:
+        if equals and colon and kind == known:
+            return KvOverride(key, known, value)
+    raise ValueError(f"{entry!r} is no override such as qwen3moe.expert_used_count=int:6")
+
+
+def _check_kv_value(kind: str, value: str) -> None:
+    if kind == "int" and not re.fullmatch(r"[+-]?\d{1,18}", value, re.ASCII):
+        raise ValueError(f"{value!r} is no whole number")
+    if kind == "float" and not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", value, re.ASCII):
+        raise ValueError(f"{value!r} is no number")
+    if kind == "bool" and value not in {"true", "false"}:
+        raise ValueError(f"{value!r} is not true or false")
+    if kind == "str" and len(value.encode()) > _KV_MOST_BYTES:
+        raise ValueError(f"the text {value[:20]!r}... is longer than {_KV_MOST_BYTES} bytes")
+
+
+def _split_csv(text: str) -> list[str]:
+    """Fields of one CSV row exactly as llama.cpp splits them: a quote opens a field only at its start."""
+    fields = [""]
+    quoted = False
+    position = 0
+    while position < len(text):
+        mark = text[position]
+        if mark == '"' and not quoted and not fields[-1]:
+            quoted = True
+        elif mark == '"' and quoted and text[position + 1 : position + 2] == '"':
+            fields[-1] += '"'
+            position += 1
+        elif mark == '"' and quoted:
+            quoted = False
+        elif mark == "," and not quoted:
+            fields.append("")
+        else:
+            fields[-1] += mark
+        position += 1
+    return fields
+
+
+def _quote_csv(entry: str) -> str:
+    return '"' + entry.replace('"', '""') + '"' if "," in entry or '"' in entry else entry
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The whole command line
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """A llama-server call: what to add to the environment, and the argument list (program first)."""
+
+    env: Mapping[str, str] = field(default_factory=lambda: FrozenMap[str, str]({}))
+    argv: tuple[str, ...] = ("llama-server",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "env", FrozenMap(self.env))
+
+    def shell(self) -> str:
+        """One line for a POSIX shell, everything quoted that needs it."""
+        return shlex.join([*_assignments(self.env), *self.argv])
+
+
+def server_command(
+    model: Path,
+    schedule: Schedule,
+    facts: ModelFacts,
+    *,
+    library: Path | None,
+    placement: Placement | None = None,
+    context_tokens: int = 4096,
+    threads: int | None = None,
+    parallel: int = 1,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    override_kv: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    program: str = "llama-server",
+) -> ServerCommand:
+    """The command line that serves ``model`` under ``schedule``.
+
+    With ``library`` the counts travel in the environment, without it in ``--override-kv``, merged with the user's own
+    ``override_kv`` arguments. Every placement flag is explicit and ``--fit off`` is said as well, since llama-server
+    otherwise chooses a placement of its own. ``context_tokens`` is for all ``parallel`` slots together. ``extra`` goes
+    to the end unchanged.
+
+    Raises ``RuntimeUnsupportedError`` without a library where the counts differ between blocks, ``UserFileError`` where
+    schedule or placement do not fit the model, ``ValueError`` where an argument of the user's cannot be passed on.
+    """
+    placement = placement or Placement()
+    placement.check(facts)
+    env = {} if library is None else preload_environment(schedule, facts, library)
+    ours = stock_override(schedule, facts) if library is None else None
+    argv = [program, "--model", str(model), "--ctx-size", str(context_tokens), "--parallel", str(parallel)]
+    argv += [*placement.to_flags(), "--fit", "off"]
+    if threads is not None:
+        argv += ["--threads", str(threads)]
+    argv += ["--host", host, "--port", str(port)]
+    merged = merge_override_kv([*override_kv, *_override_kv_of(extra)], ours)
+    if merged:
+        argv += [OVERRIDE_KV, merged]
+    return ServerCommand(FrozenMap(env), (*argv, *_without_override_kv(extra)))
+
+
+def parse_server_command(text: str, facts: ModelFacts, name: str = "parsed") -> Schedule:
+    """The schedule that a shell line runs: from the preload variable, else from ``--override-kv``, else the baseline.
+
+    Raises ``ValueError`` for a line that no shell reads, for variables or overrides that llama.cpp would refuse, and
+    where the preload variable is set without ``LD_PRELOAD``, since it then does nothing.
+    """
+    env, argv = _split_command(shlex.split(text))
+    if EXPERTS_ENV in env:
+        if PRELOAD_ENV not in env:
+            raise ValueError(f"{EXPERTS_ENV} is set, but LD_PRELOAD names no library to read it")
+        return Schedule.from_counts(name, parse_experts(env[EXPERTS_ENV]))
+    arguments = _override_kv_of(argv)
+    key = f"{facts.architecture}.expert_used_count"
+    # Of several arguments only the last counts; within it llama.cpp takes the first override of a key that it finds.
+    for override in parse_override_kv(arguments[-1]) if arguments else ():
+        if override.key == key and override.type == "int":
+            return Schedule.from_counts(name, dict.fromkeys(facts.routed_blocks, int(override.value)))
+    return Schedule.from_counts(name, facts.experts_used)
+
+
+def _assignments(env: Mapping[str, str]) -> list[str]:
+    # Through env(1): a quoted word such as 'A=b c' would be a command to the shell, not an assignment.
+    return ["env", *(f"{key}={value}" for key, value in env.items())] if env else []
+
+
+def _split_command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Leading assignments (after ``env`` or bare, as a person writes them) and the rest."""
+    env: dict[str, str] = {}
+    rest = list(words[1:] if words[:1] == ["env"] else words)
+    while rest and re.match(r"[A-Za-z_]\w*=", rest[0], re.ASCII):
+        key, _, value = rest.pop(0).partition("=")
+        env[key] = value
+    return env, rest
+
+
+def _override_kv_of(argv: Sequence[str]) -> list[str]:
+    return [value for option, value in itertools.pairwise(argv) if option == OVERRIDE_KV]
+
+
+def _without_override_kv(argv: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    for position, word in enumerate(argv):
+        is_option = word == OVERRIDE_KV
+        is_value = position > 0 and argv[position - 1] == OVERRIDE_KV
+        if not is_option and not is_value:
+            kept.append(word)
+    return kept

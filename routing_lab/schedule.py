@@ -1,0 +1,353 @@
+"""Schedules: how many experts each block consults per token, as a value, as a file, and checked against a model.
+
+::
+
+    schedule: late-4-early-6
+    model: {architecture: qwen35moe, blocks: 41, experts: 256, experts_used: 8}   # optional: what it was written for
+    experts_used:            # blocks not listed keep the model's own count
+      0-32: 6                # a range, both ends included; also one block (7: 5) or a list ("0-6,22-32": 6)
+      33-40: 4
+    source: {what: figure 1 of the 12 GB study, decode_tokens_per_s: 111.1, status: correct}   # optional
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.model import MAX_BLOCKS, ModelFacts, count_runs, format_blocks, parse_blocks
+from routing_lab.yamlfile import Fields, kind_of, read_text, render_yaml
+
+__all__ = [
+    "STATUSES",
+    "CountChange",
+    "Schedule",
+    "ScheduleSource",
+    "ScheduledModel",
+    "counts_yaml",
+    "diff",
+    "format_blocks",
+    "format_counts",
+    "parse_blocks",
+    "read_counts",
+]
+
+STATUSES: Final = ("correct", "wrong_answer", "no_final_answer", "runtime_error")
+"""What a source may say about a schedule's answers; the words of ``routing_lab.answers.Status``."""
+
+MAX_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledModel:
+    """The model a schedule was written for, as far as a header tells models apart.
+
+    ``blocks`` are stored blocks. ``experts_used`` is the model's own count, ``None`` where it differs between blocks.
+    """
+
+    architecture: str
+    blocks: int
+    experts: int
+    experts_used: int | None = None
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> ScheduledModel:
+        """What a schedule for this model would say."""
+        return cls(facts.architecture, facts.blocks, facts.experts, facts.uniform_experts_used)
+
+    def misfits(self, facts: ModelFacts) -> list[Problem]:
+        """Everything in which ``facts`` describe another model."""
+        actual = ScheduledModel.of(facts)
+        pairs = [
+            ("architecture", self.architecture, actual.architecture),
+            ("blocks", self.blocks, actual.blocks),
+            ("experts", self.experts, actual.experts),
+            ("experts_used", self.experts_used, actual.experts_used),
+        ]
+        return [
+            Problem(f"model.{key}", f"is {mine}, {facts.name} has {theirs}", "this schedule is for another model")
+            for key, mine, theirs in pairs
+            if mine != theirs and mine is not None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSource:
+    """Where a schedule comes from and what was said about it there; ``status`` is one of ``STATUSES``."""
+
+    what: str
+    decode_tokens_per_s: float | None = None
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CountChange:
+    """A run of blocks, both ends included, in which two schedules differ, and their counts there."""
+
+    first: int
+    last: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Experts consulted per token, for the blocks that are listed; the others keep the model's own count.
+
+    ``experts_used`` holds (block, count), sorted by block. Whether blocks and counts exist in a model is a question to
+    ``resolve``; a count above the model's own is legal.
+    """
+
+    name: str
+    experts_used: tuple[tuple[int, int], ...]
+    model: ScheduledModel | None = None
+    source: ScheduleSource | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or not self.name.isprintable() or len(self.name) > MAX_NAME:
+            raise ValueError(
+                f"{self.name!r} is no name for a schedule: one printable line of at most {MAX_NAME} characters"
+            )
+        blocks = [block for block, _ in self.experts_used]
+        if blocks != sorted(set(blocks)) or any(not 0 <= block < MAX_BLOCKS for block in blocks):
+            raise ValueError("experts_used must list each block once, in order, from 0")
+        if any(type(count) is not int for _, count in self.experts_used):
+            raise ValueError("every count must be a whole number")
+
+    @classmethod
+    def from_counts(cls, name: str, counts: Mapping[int, int]) -> Schedule:
+        """A schedule from block -> count."""
+        return cls(name, tuple(sorted(counts.items())))
+
+    @classmethod
+    def uniform(cls, count: int, facts: ModelFacts, name: str | None = None) -> Schedule:
+        """``count`` experts in every routed block."""
+        counts = dict.fromkeys(facts.routed_blocks, count)
+        return replace(cls.from_counts(name or f"uniform-{count}", counts), model=ScheduledModel.of(facts))
+
+    @classmethod
+    def baseline(cls, facts: ModelFacts) -> Schedule:
+        """The model's own counts."""
+        return replace(cls.from_counts("baseline", facts.experts_used), model=ScheduledModel.of(facts))
+
+    @classmethod
+    def even_spread(cls, total: int, facts: ModelFacts) -> Schedule:
+        """``total`` consulted experts spread evenly over the routed blocks: what no search would have to find.
+
+        Counts differ by at most one, and the blocks with one more lie evenly among the others. Raises ``UsageError``
+        where the total does not give every block at least one expert and at most all.
+        """
+        blocks = facts.routed_blocks
+        if not blocks or not len(blocks) <= total <= len(blocks) * facts.experts:
+            raise UsageError(f"{total} experts cannot be spread over {len(blocks)} blocks of {facts.experts}")
+        # Differences of a rounded line with slope total / len(blocks).
+        shares = [(i + 1) * total // len(blocks) - i * total // len(blocks) for i in range(len(blocks))]
+        spread = cls.from_counts(f"even-spread-{total}", dict(zip(blocks, shares, strict=True)))
+        return replace(spread, model=ScheduledModel.of(facts))
+
+    @classmethod
+    def load(cls, path: Path) -> Schedule:
+        """Read a schedule file. Raises ``UserFileError`` with every problem in it."""
+        return cls.from_yaml(read_text(path), str(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, file: str = "schedule") -> Schedule:
+        """Parse a schedule; ``file`` names it in messages. Raises ``UserFileError`` with every problem in it."""
+        top = Fields.parse(text, file)
+        name = top.text("schedule")
+        if top.has("schedule") and (not name.strip() or not name.isprintable() or len(name) > MAX_NAME):
+            top.problem("schedule", f"must be one printable line of at most {MAX_NAME} characters")
+        model = _read_model(top.section("model"))
+        counts_section = top.section("experts_used", required=True)
+        counts = read_counts(counts_section) if counts_section is not None else {}
+        if counts_section is not None and model is not None:
+            _check_written_model(counts_section, counts, model)
+        source = _read_source(top.section("source"))
+        top.finish()
+        return cls(name, tuple(sorted(counts.items())), model, source)
+
+    def to_yaml(self) -> str:
+        """The schedule as a file; reading it back gives an equal schedule."""
+        data: dict[str, object] = {"schedule": self.name}
+        if self.model is not None:
+            data["model"] = _present(
+                architecture=self.model.architecture,
+                blocks=self.model.blocks,
+                experts=self.model.experts,
+                experts_used=self.model.experts_used,
+            )
+        data["experts_used"] = counts_yaml(dict(self.experts_used))
+        if self.source is not None:
+            data["source"] = _present(
+                what=self.source.what,
+                decode_tokens_per_s=self.source.decode_tokens_per_s,
+                status=self.source.status,
+            )
+        return render_yaml(data, flow=("model", "source"))
+
+    def save(self, path: Path) -> None:
+        """Write ``to_yaml`` to ``path``."""
+        path.write_text(self.to_yaml(), encoding="utf-8")
+
+    def resolve(self, facts: ModelFacts) -> dict[int, int]:
+        """The count of every routed block of the model, in order.
+
+        Raises ``UserFileError`` with every misfit: a section ``model`` that describes another model, blocks that have
+        no routed experts, counts below 1 or above the number of experts.
+        """
+        problems = [] if self.model is None else self.model.misfits(facts)
+        for first, last, count in self.ranges():
+            problems += _range_misfits(first, last, count, facts)
+        if problems:
+            raise UserFileError(f"schedule {self.name}", problems)
+        return {**facts.experts_used, **dict(self.experts_used)}
+
+    def completed(self, facts: ModelFacts) -> Schedule:
+        """The same schedule with every routed block listed and the model named. Raises as ``resolve`` does."""
+        return replace(self, experts_used=tuple(self.resolve(facts).items()), model=ScheduledModel.of(facts))
+
+    def key(self, facts: ModelFacts) -> str:
+        """Text that is equal for schedules that compute the same: ``"0-6:6,7-32:5"``. Raises as ``resolve`` does."""
+        return format_counts(self.resolve(facts))
+
+    def uniform_count(self, facts: ModelFacts) -> int | None:
+        """The count where it is the same in all routed blocks, else ``None``. Raises as ``resolve`` does."""
+        counts = set(self.resolve(facts).values())
+        return counts.pop() if len(counts) == 1 else None
+
+    def total(self, facts: ModelFacts) -> int:
+        """Experts consulted per token, summed over all routed blocks. Raises as ``resolve`` does."""
+        return sum(self.resolve(facts).values())
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """The listed blocks as runs (first, last, count), both ends included."""
+        return count_runs(dict(self.experts_used))
+
+
+def diff(before: Schedule, after: Schedule, facts: ModelFacts) -> list[CountChange]:
+    """Where two schedules make the model compute differently, in order; empty when nowhere. Raises as ``resolve``."""
+    old, new = before.resolve(facts), after.resolve(facts)
+    changes: list[CountChange] = []
+    for block in old:
+        if old[block] == new[block]:
+            continue
+        first = block
+        if changes and (changes[-1].last, changes[-1].before, changes[-1].after) == (block - 1, old[block], new[block]):
+            first = changes.pop().first
+        changes.append(CountChange(first, block, old[block], new[block]))
+    return changes
+
+
+def format_counts(counts: Mapping[int, int]) -> str:
+    """Counts as compact text, ``{0: 6, 1: 6, 2: 5}`` -> ``"0-1:6,2:5"``; ``overrides.parse_experts`` reads it."""
+    return ",".join(f"{format_blocks(range(first, last + 1))}:{count}" for first, last, count in count_runs(counts))
+
+
+def counts_yaml(counts: Mapping[int, int]) -> dict[object, int]:
+    """Counts in the form that ``read_counts`` reads: ``{"0-32": 6, 33: 4}``."""
+    return {first if first == last else f"{first}-{last}": count for first, last, count in count_runs(counts)}
+
+
+def read_counts(section: Fields) -> dict[int, int]:
+    """Block -> count from a mapping of blocks to counts; every problem is noted in ``section``."""
+    section.all_read()
+    counts: dict[int, int] = {}
+    owner: dict[int, object] = {}
+    for key, count in section.values.items():
+        blocks = _read_block_key(section, key)
+        if isinstance(count, bool) or not isinstance(count, int):
+            section.problem(key, f"is {kind_of(count)}, not a whole number of experts")
+        elif count < 1:
+            section.problem(key, f"is {count}; a block consults at least 1 expert")
+        else:
+            counts.update(dict.fromkeys(blocks, count))
+        for other in dict.fromkeys(owner[block] for block in blocks if block in owner):
+            shared = format_blocks(block for block in blocks if owner.get(block) == other)
+            section.problem(key, f"overlaps with {other} (both name {shared})", "name every block once")
+        owner.update(dict.fromkeys(blocks, key))
+    return counts
+
+
+def _read_block_key(section: Fields, key: object) -> tuple[int, ...]:
+    if isinstance(key, bool) or not isinstance(key, (int, str)):
+        section.problem(key, f"the key is {kind_of(key)}", "a key is a block or a range such as 7 or 0-6")
+        return ()
+    try:
+        blocks = parse_blocks(str(key))
+    except ValueError as error:
+        section.problem(key, str(error))
+        return ()
+    if not blocks:
+        section.problem(key, "names no block")
+    return blocks
+
+
+def _read_model(section: Fields | None) -> ScheduledModel | None:
+    if section is None:
+        return None
+    return ScheduledModel(
+        architecture=section.text("architecture"),
+        blocks=section.integer("blocks", minimum=1, maximum=MAX_BLOCKS),
+        experts=section.integer("experts", minimum=1),
+        experts_used=section.integer("experts_used", default=None, minimum=1),
+    )
+
+
+def _check_written_model(section: Fields, counts: Mapping[int, int], model: ScheduledModel) -> None:
+    """A file can contradict itself; that needs no model to see."""
+    for first, last, count in count_runs(counts):
+        where = format_blocks(range(first, last + 1))
+        if last >= model.blocks >= 1:
+            section.problem(
+                where, f"the model section says {model.blocks} blocks, so the last one is {model.blocks - 1}"
+            )
+        if count > model.experts >= 1:
+            section.problem(where, f"is {count}; the model section says {model.experts} experts")
+
+
+def _read_source(section: Fields | None) -> ScheduleSource | None:
+    if section is None:
+        return None
+    return ScheduleSource(
+        what=section.text("what"),
+        decode_tokens_per_s=section.number("decode_tokens_per_s", default=None, minimum=0),
+        status=section.choice("status", STATUSES, default=None),
+    )
+
+
+def _range_misfits(first: int, last: int, count: int, facts: ModelFacts) -> list[Problem]:
+    where = f"experts_used.{format_blocks(range(first, last + 1))}"
+    problems = []
+    without = [block for block in range(first, last + 1) if block not in facts.experts_used]
+    if without:
+        problems.append(Problem(where, _why_without_experts(without, facts), _where_routed(facts)))
+    if not 1 <= count <= facts.experts and len(without) <= last - first:
+        problems.append(
+            Problem(where, f"is {count}", f"{facts.name} has {facts.experts} experts: 1 to {facts.experts}")
+        )
+    return problems
+
+
+def _why_without_experts(blocks: list[int], facts: ModelFacts) -> str:
+    beyond = [block for block in blocks if block >= facts.blocks]
+    mtp = [block for block in blocks if block in facts.mtp_blocks]
+    others = [block for block in blocks if block not in {*beyond, *mtp}]
+    said = []
+    if beyond:
+        said.append(f"{facts.name} has no block {format_blocks(beyond)} (its last one is {facts.blocks - 1})")
+    if mtp:
+        said.append(f"block {format_blocks(mtp)} of {facts.name} runs only for multi-token prediction")
+    if others:
+        said.append(f"block {format_blocks(others)} of {facts.name} has no routed experts to choose from")
+    return "; ".join(said)
+
+
+def _where_routed(facts: ModelFacts) -> str:
+    return f"its routed blocks are {format_blocks(facts.routed_blocks)}" if facts.is_moe else "it is a dense model"
+
+
+def _present(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - scalars of a YAML file
+    return {key: value for key, value in values.items() if value is not None}
