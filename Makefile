@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine:
+#   make demo   set up, then search, validate and export on the built-in demo model
+#   make test   set up, then lint, type-check and run all tests
+#
+# The first set-up compiles llama.cpp (about ten minutes on two cores); later ones take seconds.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+RUNS   ?= runs
+STUDY  ?= demo
+TRIALS ?= 40
+
+# Each stage can be repeated: `search` resumes its study, `validate` and `export` start from what it found.
+demo: $(VENV)/.ready
+	$(BIN)/routing-lab doctor
+	$(BIN)/routing-lab search --study $(STUDY) --storage $(RUNS)/studies.db --trials $(TRIALS)
+	$(BIN)/routing-lab validate --study $(STUDY) --storage $(RUNS)/studies.db --output $(RUNS)/$(STUDY)-certificate.yaml
+	$(BIN)/routing-lab export $(RUNS)/$(STUDY)-certificate.yaml
+
+test: $(VENV)/.ready lint
+	$(BIN)/python -m pytest
+
+# Everything but the tests that decode with the real model: seconds instead of minutes.
+test-fast: $(VENV)/.ready lint
+	$(BIN)/python -m pytest -m 'not model'
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml routing_lab/runtime/native/expert_override.cpp
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(RUNS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find routing_lab -name '*.so' -delete
+
+.PHONY: demo test test-fast lint setup clean
