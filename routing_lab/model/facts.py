@@ -97,7 +97,7 @@ class ModelFacts:
 
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
-        """Read a GGUF; of a split model give any shard. Reads headers only: milliseconds for 20 GB.
+        """Read a GGUF; of a split model give any shard. Reads headers only, whatever the size of the file.
 
         Raises ``UserFileError`` for a file that is missing, no GGUF, damaged, cut off, or short of a shard, and for
         a header that contradicts its tensors.
@@ -112,6 +112,11 @@ class ModelFacts:
     def is_moe(self) -> bool:
         """Whether any block of the main pass routes, so that a schedule has something to change."""
         return bool(self.routed_blocks)
+
+    @property
+    def blocks_with_experts(self) -> tuple[int, ...]:
+        """Blocks that store routed experts, those for multi-token prediction included."""
+        return tuple(block for block, part in self.block_bytes.items() if part.routed_experts)
 
     @property
     def uniform_experts_used(self) -> int | None:
