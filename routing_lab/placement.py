@@ -80,7 +80,7 @@ class Placement:
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ``UserFileError`` where a block of ``host_experts`` has no routed experts in this model."""
-        stored = {block for block, part in facts.block_bytes.items() if part.routed_experts}
+        stored = facts.blocks_with_experts
         wrong = [block for block in self.host_experts if block not in stored]
         if wrong:
             what = f"blocks without routed experts: {format_blocks(wrong)}"

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ __all__ = [
     "Schedule",
     "ScheduleSource",
     "ScheduledModel",
+    "blocks_without_experts",
     "counts_yaml",
     "diff",
     "format_blocks",
@@ -107,7 +108,7 @@ class Schedule:
     source: ScheduleSource | None = None
 
     def __post_init__(self) -> None:
-        if not self.name.strip() or not self.name.isprintable() or len(self.name) > MAX_NAME:
+        if not _is_name(self.name):
             raise ValueError(
                 f"{self.name!r} is no name for a schedule: one printable line of at most {MAX_NAME} characters"
             )
@@ -158,7 +159,7 @@ class Schedule:
         """Parse a schedule; ``file`` names it in messages. Raises ``UserFileError`` with every problem in it."""
         top = Fields.parse(text, file)
         name = top.text("schedule")
-        if top.has("schedule") and (not name.strip() or not name.isprintable() or len(name) > MAX_NAME):
+        if isinstance(top.raw("schedule"), str) and not _is_name(name):
             top.problem("schedule", f"must be one printable line of at most {MAX_NAME} characters")
         model = _read_model(top.section("model"))
         counts_section = top.section("experts_used", required=True)
@@ -195,6 +196,9 @@ class Schedule:
     def resolve(self, facts: ModelFacts) -> dict[int, int]:
         """The count of every routed block of the model, in order.
 
+        A block for multi-token prediction may be listed, since files number the blocks as stored; it does not run in
+        the main pass, so its count has no effect and is left out here.
+
         Raises ``UserFileError`` with every misfit: a section ``model`` that describes another model, blocks that have
         no routed experts, counts below 1 or above the number of experts.
         """
@@ -203,7 +207,8 @@ class Schedule:
             problems += _range_misfits(first, last, count, facts)
         if problems:
             raise UserFileError(f"schedule {self.name}", problems)
-        return {**facts.experts_used, **dict(self.experts_used)}
+        listed = dict(self.experts_used)
+        return {block: listed.get(block, own) for block, own in facts.experts_used.items()}
 
     def completed(self, facts: ModelFacts) -> Schedule:
         """The same schedule with every routed block listed and the model named. Raises as ``resolve`` does."""
@@ -271,6 +276,10 @@ def read_counts(section: Fields) -> dict[int, int]:
     return counts
 
 
+def _is_name(name: str) -> bool:
+    return bool(name.strip()) and name.isprintable() and len(name) <= MAX_NAME
+
+
 def _read_block_key(section: Fields, key: object) -> tuple[int, ...]:
     if isinstance(key, bool) or not isinstance(key, (int, str)):
         section.problem(key, f"the key is {kind_of(key)}", "a key is a block or a range such as 7 or 0-6")
@@ -321,32 +330,32 @@ def _read_source(section: Fields | None) -> ScheduleSource | None:
 def _range_misfits(first: int, last: int, count: int, facts: ModelFacts) -> list[Problem]:
     where = f"experts_used.{format_blocks(range(first, last + 1))}"
     problems = []
-    without = [block for block in range(first, last + 1) if block not in facts.experts_used]
-    if without:
-        problems.append(Problem(where, _why_without_experts(without, facts), _where_routed(facts)))
-    if not 1 <= count <= facts.experts and len(without) <= last - first:
+    strangers = blocks_without_experts(range(first, last + 1), facts)
+    if strangers:
+        problems.append(Problem(where, strangers, _where_routed(facts)))
+    if not 1 <= count <= facts.experts and facts.is_moe:
         problems.append(
             Problem(where, f"is {count}", f"{facts.name} has {facts.experts} experts: 1 to {facts.experts}")
         )
     return problems
 
 
-def _why_without_experts(blocks: list[int], facts: ModelFacts) -> str:
-    beyond = [block for block in blocks if block >= facts.blocks]
-    mtp = [block for block in blocks if block in facts.mtp_blocks]
-    others = [block for block in blocks if block not in {*beyond, *mtp}]
+def blocks_without_experts(blocks: Iterable[int], facts: ModelFacts) -> str:
+    """What is wrong with those of ``blocks`` for which no count can be given; empty when nothing is."""
+    wrong = set(blocks) - set(facts.routed_blocks) - (set(facts.mtp_blocks) & set(facts.blocks_with_experts))
+    beyond = {block for block in wrong if block >= facts.blocks}
     said = []
     if beyond:
-        said.append(f"{facts.name} has no block {format_blocks(beyond)} (its last one is {facts.blocks - 1})")
-    if mtp:
-        said.append(f"block {format_blocks(mtp)} of {facts.name} runs only for multi-token prediction")
-    if others:
-        said.append(f"block {format_blocks(others)} of {facts.name} has no routed experts to choose from")
+        said.append(f"{facts.name} has no block {format_blocks(beyond)}")
+    if wrong - beyond:
+        said.append(f"block {format_blocks(wrong - beyond)} of {facts.name} has no routed experts to choose from")
     return "; ".join(said)
 
 
 def _where_routed(facts: ModelFacts) -> str:
-    return f"its routed blocks are {format_blocks(facts.routed_blocks)}" if facts.is_moe else "it is a dense model"
+    if not facts.is_moe:
+        return "it is a dense model"
+    return f"it has {facts.blocks} blocks; experts to choose from are in {format_blocks(facts.routed_blocks)}"
 
 
 def _present(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - scalars of a YAML file

@@ -23,7 +23,7 @@ from typing import Final
 
 from routing_lab.errors import Problem, UserFileError
 from routing_lab.model import FrozenMap, ModelFacts, count_runs
-from routing_lab.schedule import Schedule, counts_yaml, format_blocks, parse_blocks, read_counts
+from routing_lab.schedule import Schedule, blocks_without_experts, counts_yaml, format_blocks, parse_blocks, read_counts
 from routing_lab.yamlfile import Fields, kind_of, read_text, render_yaml
 
 __all__ = ["SearchSpace"]
@@ -170,7 +170,11 @@ class SearchSpace:
         """
         self.check(facts)
         counts = schedule.resolve(facts)
-        point = {_dimension(blocks): counts[blocks[0]] for blocks in self._blocks(facts)}
+        # The first block of a band that runs in the main pass speaks for it; the comparison below hears the others.
+        point = {
+            _dimension(blocks): next(counts[block] for block in blocks if block in counts)
+            for blocks in self._blocks(facts)
+        }
         if any(count not in self.counts for count in point.values()):
             return None
         return point if self.schedule(point, facts).resolve(facts) == counts else None
@@ -231,8 +235,10 @@ def _read_band(top: Fields, where: str, written: object) -> tuple[int, ...]:
 
 
 def _strangers(where: str, blocks: tuple[int, ...] | range, facts: ModelFacts) -> list[Problem]:
-    wrong = [block for block in blocks if block not in facts.experts_used]
-    if not wrong or not facts.is_moe:
+    if not facts.is_moe:
         return []
-    what = f"block {format_blocks(wrong)} of {facts.name} has no routed experts"
-    return [Problem(where, what, f"its routed blocks are {format_blocks(facts.routed_blocks)}")]
+    if wrong := blocks_without_experts(blocks, facts):
+        return [Problem(where, wrong, f"experts to choose from are in {format_blocks(facts.routed_blocks)}")]
+    if not set(blocks) & set(facts.routed_blocks):
+        return [Problem(where, "runs only for multi-token prediction, so its count has no effect")]
+    return []
