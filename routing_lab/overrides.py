@@ -32,8 +32,11 @@ __all__ = [
     "EXPERTS_ENV",
     "KvOverride",
     "ServerCommand",
+    "experts_setting",
     "merge_override_kv",
+    "override_kv",
     "parse_experts",
+    "parse_experts_setting",
     "parse_override_kv",
     "parse_server_command",
     "preload_environment",
@@ -65,6 +68,20 @@ def render_experts(schedule: Schedule, facts: ModelFacts) -> str:
     return format_counts(schedule.resolve(facts))
 
 
+def experts_setting(schedule: Schedule, facts: ModelFacts) -> str:
+    """The preload form as a line for a shell or an env file: ``ROUTING_LAB_EXPERTS="0-6:6,7-32:5"``."""
+    return f'{EXPERTS_ENV}="{render_experts(schedule, facts)}"'
+
+
+def parse_experts_setting(text: str) -> dict[int, int]:
+    """Inverse of ``experts_setting``, quotation marks optional. Raises ``ValueError`` for anything else."""
+    name, equals, value = text.strip().partition("=")
+    if name != EXPERTS_ENV or not equals:
+        raise ValueError(f"{text.strip()[:60]!r} does not set {EXPERTS_ENV}")
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"  # noqa: PLR2004 - a pair of marks
+    return parse_experts(value[1:-1] if quoted else value)
+
+
 def parse_experts(text: str) -> dict[int, int]:
     """Inverse of ``render_experts``: block -> count; an empty text is an empty dict.
 
@@ -90,8 +107,8 @@ def parse_experts(text: str) -> dict[int, int]:
 def preload_environment(schedule: Schedule, facts: ModelFacts, library: Path) -> dict[str, str]:
     """The environment variables of the preload form.
 
-    Raises ``ValueError`` where ``LD_PRELOAD`` cannot name the library, ``UserFileError`` where the schedule does not fit.
-    The dynamic loader takes blanks and colons in ``LD_PRELOAD`` as separators, without any way to quote them.
+    Raises ``ValueError`` where ``LD_PRELOAD`` cannot name the library (the dynamic loader takes blanks and colons as
+    separators, without any way to quote them), ``UserFileError`` where the schedule does not fit.
     """
     if any(mark in str(library) for mark in " :\t\n"):
         raise ValueError(
@@ -140,6 +157,11 @@ def stock_override(schedule: Schedule, facts: ModelFacts) -> KvOverride:
             f"array type and sets one count for all blocks; use the preload library, or a uniform schedule"
         )
     return KvOverride(f"{facts.architecture}.expert_used_count", "int", str(count))
+
+
+def override_kv(schedule: Schedule, facts: ModelFacts) -> str:
+    """``stock_override`` as the argument of ``--override-kv``: ``qwen3moe.expert_used_count=int:6``."""
+    return render_override_kv([stock_override(schedule, facts)])
 
 
 def parse_override_kv(text: str) -> list[KvOverride]:
@@ -242,14 +264,14 @@ def server_command(
     parallel: int = 1,
     host: str = "127.0.0.1",
     port: int = 8080,
-    override_kv: Sequence[str] = (),
+    kv_overrides: Sequence[str] = (),
     extra: Sequence[str] = (),
     program: str = "llama-server",
 ) -> ServerCommand:
     """The command line that serves ``model`` under ``schedule``.
 
     With ``library`` the counts travel in the environment, without it in ``--override-kv``, merged with the user's own
-    ``override_kv`` arguments. Every placement flag is explicit and ``--fit off`` is said as well, since llama-server
+    ``kv_overrides``. Every placement flag is explicit and ``--fit off`` is said as well, since llama-server
     otherwise chooses a placement of its own. ``context_tokens`` is for all ``parallel`` slots together. ``extra`` goes
     to the end unchanged.
 
@@ -265,7 +287,7 @@ def server_command(
     if threads is not None:
         argv += ["--threads", str(threads)]
     argv += ["--host", host, "--port", str(port)]
-    merged = merge_override_kv([*override_kv, *_override_kv_of(extra)], ours)
+    merged = merge_override_kv([*kv_overrides, *_override_kv_of(extra)], ours)
     if merged:
         argv += [OVERRIDE_KV, merged]
     return ServerCommand(FrozenMap(env), (*argv, *_without_override_kv(extra)))
