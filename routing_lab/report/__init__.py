@@ -1,0 +1,29 @@
+"""Show results to people: terminal tables, strips of blocks, pandas frames and figures.
+
+Tables and strips need rich only; frames import pandas and figures import matplotlib when they are called. Nothing here
+runs a model or decides anything: a report is a view of a study, an evaluation, an acceptance run or a certificate.
+"""
+
+from routing_lab.report.figures import figure_frontier, figure_published, figure_strip
+from routing_lab.report.frames import block_columns, evaluation_frame, frontier, published_frame, study_frame
+from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip_cells
+from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
+
+__all__ = [
+    "BlockKind",
+    "StripCell",
+    "block_columns",
+    "certificate_table",
+    "evaluation_frame",
+    "evaluation_table",
+    "figure_frontier",
+    "figure_published",
+    "figure_strip",
+    "frontier",
+    "published_frame",
+    "schedule_strip",
+    "screening_table",
+    "strip_cells",
+    "study_frame",
+    "validated_table",
+]
