@@ -56,7 +56,9 @@ def imported(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" if node.module == "routing_lab" else node.module for alias in node.names}
+            names |= {
+                f"{node.module}.{alias.name}" if node.module == "routing_lab" else node.module for alias in node.names
+            }
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     return {name for name in names if name.startswith("routing_lab.")}
@@ -72,7 +74,9 @@ def test_a_module_imports_only_lower_ranks(path: Path) -> None:
     for name in imported(path):
         assert name not in PROGRAMS, f"{module} imports the program {name}"
         if name != "routing_lab.__version__" and room(name) != own:
-            assert RANKS[room(name)] < RANKS[own], f"{module} (rank {RANKS[own]}) imports {name} (rank {RANKS[room(name)]})"
+            assert RANKS[room(name)] < RANKS[own], (
+                f"{module} (rank {RANKS[own]}) imports {name} (rank {RANKS[room(name)]})"
+            )
 
 
 def test_only_search_imports_optuna() -> None:

@@ -1,0 +1,52 @@
+"""``routing-lab evaluate``: given schedules, measured and gated, as the table of figure 1."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from routing_lab.cli import options
+from routing_lab.cli.output import console, print_json, progress_console
+
+ROUNDS = 12
+
+
+def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = options.command(
+        commands,
+        "evaluate",
+        run,
+        help="measure and gate given schedules beside the baseline",
+        example="routing-lab evaluate schedules/demo/*.yaml",
+    )
+    parser.add_argument("schedules", nargs="+", type=Path, metavar="YAML", help="schedule files")
+    options.add_model(parser)
+    options.add_probes(parser)
+    parser.add_argument(
+        "--fail-fast", action="store_true", help="stop asking a schedule's probes at the first one that fails"
+    )
+    options.add_measure(parser, rounds=ROUNDS)
+    options.add_runtime(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one row per schedule."""
+    from routing_lab.evaluate import EvaluateSettings, evaluate
+    from routing_lab.report import evaluation_table
+
+    schedules = options.load_schedules(args.schedules)
+    settings = EvaluateSettings(
+        measure=options.measure_settings(args), stop_after_failures=1 if args.fail_fast else None
+    )
+    probes = options.probe_set(args)
+    facts = options.read_facts(args)
+    for schedule in schedules:
+        schedule.resolve(facts)  # a misfit is said before minutes are spent on loading and measuring
+    with options.open_runtime(args) as runtime, progress_console().status("loading the model") as status:
+        result = evaluate(runtime, probes, schedules, settings, on_progress=status.update)
+    if args.json:
+        print_json(result.to_dict())
+    else:
+        console().print(evaluation_table(result))
+    return 0

@@ -1,0 +1,201 @@
+"""``routing-lab search``: run a study, or go on with one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from routing_lab.cli import options
+from routing_lab.cli.output import console, print_json, progress_console
+from routing_lab.errors import NothingAcceptedError
+
+if TYPE_CHECKING:
+    from routing_lab.model import ModelFacts
+    from routing_lab.search import Progress, StudyRecord, StudyResult, StudySettings
+    from routing_lab.space import SearchSpace
+
+DEFAULT_STORAGE = Path("runs/studies.db")
+SCREENING_ROUNDS = 6
+
+
+def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = options.command(
+        commands,
+        "search",
+        run,
+        help="search for schedules that decode faster and still pass every gate probe",
+        description="Run a study: propose a schedule, measure its speed, put it through the gate, go on.\n"
+        "Everything finished is saved; the same command again goes on where it stopped, after Ctrl-C too.",
+        example="routing-lab search --trials 40 --study demo",
+    )
+    options.add_model(parser)
+    options.add_probes(parser)
+    add_study(parser)
+    parser.add_argument("--space", type=Path, metavar="YAML", help="search space (default: made for the model)")
+    parser.add_argument(
+        "--trials",
+        type=options.positive,
+        default=40,
+        metavar="N",
+        help="evaluated schedules of the whole study (default: %(default)s)",
+    )
+    parser.add_argument("--hours", type=options.positive_number, metavar="H", help="stop this session after so long")
+    parser.add_argument("--sampler", choices=("tpe", "random"), default="tpe", help="default: %(default)s")
+    parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--policy",
+        choices=("all_correct", "no_worse_than_baseline"),
+        default="all_correct",
+        help="what the gate demands of every probe (default: %(default)s)",
+    )
+    options.add_measure(parser, rounds=SCREENING_ROUNDS)
+    options.add_runtime(parser)
+
+
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """``--study`` and ``--storage``: which study."""
+    parser.add_argument("--study", default="default", metavar="NAME", help="name of the study (default: %(default)s)")
+    parser.add_argument(
+        "--storage", default=DEFAULT_STORAGE, metavar="FILE", help="SQLite file of studies (default: %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the study and print its frontier; exit code 5 when nothing passed."""
+    from routing_lab.search import run_study
+
+    settings = _settings(args)
+    probes = options.probe_set(args)
+    space = _space(args)
+    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar:
+        result = run_study(
+            runtime,
+            probes,
+            space,
+            study=args.study,
+            storage=args.storage,
+            settings=settings,
+            on_progress=bar.update,
+        )
+        facts = runtime.facts
+    _print_result(args, result, facts)
+    if not result.candidates:
+        raise NothingAcceptedError(
+            f"none of the {len(result.study.evaluated)} schedules of study {args.study} passed the gate; "
+            "search longer, or widen the space towards the model's own counts"
+        )
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> StudySettings:
+    from routing_lab.gate import Policy, Rule
+    from routing_lab.search import StudySettings
+
+    return StudySettings(
+        trials=args.trials,
+        hours=args.hours,
+        seed=args.seed,
+        sampler=args.sampler,
+        measure=options.measure_settings(args),
+        policy=Policy(Rule(args.policy)),
+    )
+
+
+def _space(args: argparse.Namespace) -> SearchSpace:
+    from routing_lab.space import SearchSpace
+
+    return SearchSpace.default(options.read_facts(args)) if args.space is None else SearchSpace.load(args.space)
+
+
+def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFacts) -> None:
+    from routing_lab.report import schedule_strip, screening_table
+
+    if args.json:
+        print_json(study_fields(result.study) | {"stopped": result.stopped})
+        return
+    out = console()
+    out.print(screening_table(result.study))
+    if result.candidates:
+        best = result.candidates[0]
+        out.print(f"\nfastest accepted so far (screening): {best.key}")
+        out.print(schedule_strip(best.schedule, facts))
+        out.print(f"\nnext: routing-lab validate --study {args.study} --storage {args.storage}")
+
+
+def study_fields(study: StudyRecord) -> dict[str, object]:
+    """A study as JSON: every trial in its stored form, and the numbers of the accepted ones, fastest first."""
+    from routing_lab.search import candidates
+
+    return {
+        "study": study.name,
+        "storage": study.storage,
+        "stage": "screening",
+        "identity": study.identity,
+        "baseline": None if study.baseline is None else study.baseline.to_dict(),
+        "trials": [{"number": trial.number, **trial.to_dict()} for trial in study.trials],
+        "accepted": [trial.number for trial in candidates(study)],
+    }
+
+
+class _Bar:
+    """The progress bar of a study: trials done, best ratio so far, pass rate, time left."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._said_baseline = False
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=progress_console(),
+            disable=quiet,
+        )
+        self._task = self._bar.add_task("baseline", total=None, state="measuring the model's own counts")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Show where the study stands; the baseline's own failures are said once, above the bar."""
+        if not self._said_baseline:
+            self._said_baseline = True
+            baseline = progress.baseline
+            self._bar.print(
+                f"baseline: {baseline.tokens_per_s:,.1f} tokens/s, "
+                f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
+            )
+            if baseline.failures:
+                self._bar.print(f"the baseline itself fails: {', '.join(baseline.failures)}")
+        self._bar.update(
+            self._task,
+            description="trials",
+            total=progress.total,
+            completed=progress.done,
+            state=_state(progress),
+        )
+
+
+def _state(progress: Progress) -> str:
+    best = "none accepted yet"
+    if progress.best is not None and progress.best.speed is not None:
+        best = f"best ratio {progress.best.speed.ratio:.3f}"
+    passing = "" if progress.pass_rate is None else f"  passing {progress.pass_rate:.0%}"
+    left = "" if progress.seconds_left is None else f"  {_duration(progress.seconds_left)} left"
+    return best + passing + left
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,159 @@
+"""``routing-lab validate``: the acceptance run of a study's best candidates."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from routing_lab.cli import options
+from routing_lab.cli.output import console, print_json, progress_console
+from routing_lab.cli.search import add_study
+from routing_lab.errors import NothingAcceptedError
+from routing_lab.schedule import format_counts
+
+if TYPE_CHECKING:
+    from routing_lab.schedule import Schedule
+    from routing_lab.validate import Validation, ValidationProgress
+
+ROUNDS = 24
+
+
+def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = options.command(
+        commands,
+        "validate",
+        run,
+        help="accept or reject a study's best candidates: fresh measurement, gate and holdout",
+        description="Measure the best candidates of a study anew, beside the baseline and the even spread of the\n"
+        "same total, and ask them every gate and holdout probe. The fastest accepted one gets a certificate.",
+        example="routing-lab validate --study demo --output demo-certificate.yaml",
+    )
+    options.add_model(parser)
+    options.add_probes(parser)
+    add_study(parser)
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        type=Path,
+        metavar="YAML",
+        help="validate this schedule instead of a study's candidates (repeatable)",
+    )
+    parser.add_argument(
+        "--top", type=options.positive, default=3, metavar="N", help="candidates (default: %(default)s)"
+    )
+    rule = parser.add_argument_group("what is demanded on the holdout")
+    rule.add_argument(
+        "--margin",
+        type=_share,
+        default=0.02,
+        metavar="M",
+        help="accuracy that may be lost against the baseline (default: %(default)s)",
+    )
+    rule.add_argument("--strict", action="store_true", help="no probe may be lost that the baseline gets right")
+    parser.add_argument(
+        "--output", type=Path, default=Path("certificate.yaml"), metavar="FILE", help="default: %(default)s"
+    )
+    options.add_measure(parser, rounds=ROUNDS)
+    options.add_runtime(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the acceptance; exit code 5 when no candidate survives."""
+    from routing_lab.gate import AcceptanceRule
+    from routing_lab.report import certificate_table, schedule_strip, validated_table
+    from routing_lab.validate import ValidateSettings, validate
+
+    settings = ValidateSettings(
+        measure=options.measure_settings(args), acceptance_rule=AcceptanceRule(margin=args.margin, strict=args.strict)
+    )
+    probes = options.probe_set(args)
+    options.check_output(args.output)
+    schedules = options.load_schedules(args.schedule) if args.schedule else _candidates(args)
+    with options.open_runtime(args) as runtime, _Status() as status:
+        result = validate(runtime, probes, schedules, settings, on_progress=status.update)
+        facts = runtime.facts
+    if result.certificate is not None:
+        result.certificate.save(args.output)
+    if args.json:
+        print_json(_fields(result, args.output))
+    else:
+        console().print(validated_table(result.results))
+    certificate = result.require_certificate()
+    if not args.json:
+        out = console()
+        out.print(certificate_table(certificate))
+        out.print(f"\naccepted: {certificate.schedule.experts_used}")
+        out.print(schedule_strip(certificate.schedule.schedule, facts))
+        out.print(f"certificate: {args.output}")
+    return 0
+
+
+def _fields(result: Validation, output: Path) -> dict[str, object]:
+    return {
+        "stage": "validated",
+        "accepted": result.certificate is not None,
+        "certificate": output if result.certificate else None,
+        "results": [
+            {
+                "schedule": one.schedule.name,
+                "experts_used": format_counts(dict(one.schedule.experts_used)),
+                "speed": one.speed.to_dict(),
+                "gate": one.gate,
+                "holdout": one.holdout,
+                "even_spread": one.even_spread,
+                "acceptance": one.acceptance,
+            }
+            for one in result.results
+        ],
+    }
+
+
+def _candidates(args: argparse.Namespace) -> list[Schedule]:
+    """The fastest accepted schedules of the study.
+
+    Raises:
+        NothingAcceptedError: The study accepted none.
+    """
+    from routing_lab.search import candidates, load_study
+
+    found = candidates(load_study(args.storage, args.study), args.top)
+    if not found:
+        raise NothingAcceptedError(
+            f"study {args.study} in {args.storage} has no accepted schedule yet: "
+            f"routing-lab search --study {args.study} --storage {args.storage}"
+        )
+    return [trial.schedule for trial in found]
+
+
+class _Status:
+    """One line that says what the acceptance run is doing."""
+
+    def __init__(self) -> None:
+        self._status = progress_console().status("loading the model")
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+
+    def update(self, progress: ValidationProgress) -> None:
+        """Show the current step."""
+        self._status.update(f"{progress.doing}  ({progress.done} of {progress.total} probes asked)")
+
+
+def _share(text: str) -> float:
+    """A share from 0 up to, but not including, 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"needs a number from 0 to below 1, not {text!r}")
+    return value
