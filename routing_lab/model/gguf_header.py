@@ -243,7 +243,7 @@ def _read_tensor(reader: _Reader, index: int) -> tuple[TensorInfo, int]:
 @functools.cache
 def _tensor_types() -> Mapping[int, tuple[str, int, int]]:
     """Number of each ggml type -> name, elements per quantisation block, bytes per quantisation block."""
-    from gguf.constants import GGML_QUANT_SIZES  # noqa: PLC0415 - brings numpy with it, and only files need it
+    from gguf.constants import GGML_QUANT_SIZES  # brings numpy with it, and only files need it
 
     return {int(kind): (kind.name, elements, size) for kind, (elements, size) in GGML_QUANT_SIZES.items()}
 
