@@ -1,0 +1,249 @@
+"""What a study knows, as values, and their form in the storage; nothing here needs Optuna.
+
+A trial is written once, whole, when it ends: one attribute with one JSON object that carries the version of its schema.
+So a record is either complete or absent, and a reader never has to guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from routing_lab.answers import Status
+from routing_lab.gate import Result, Verdict
+from routing_lab.measure import SpeedRatio
+from routing_lab.overrides import parse_experts
+from routing_lab.probes import Outcome
+from routing_lab.schedule import Schedule
+
+__all__ = ["SCHEMA", "BaselineRecord", "Ending", "Seconds", "StudyRecord", "TrialRecord", "candidates"]
+
+SCHEMA: Final = 1
+"""Version of everything that is written to a storage."""
+
+KEPT_OF_A_FAILURE: Final = 400
+"""Characters of a completion that is not correct, from its end; correct ones are not kept."""
+
+
+class Ending(StrEnum):
+    """How a trial ended. Only ``evaluated`` ones are results; the schedules of the others may be evaluated again."""
+
+    EVALUATED = "evaluated"
+    RUNTIME_ERROR = "runtime_error"
+    """The model's process was lost; nothing is known about the schedule."""
+    DUPLICATE = "duplicate"
+    """Another trial had evaluated this schedule by then (a study with one process never writes it)."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C, or an error that ended the study."""
+    ABANDONED = "abandoned"
+    """The process that ran it was killed; found by the session that resumed the study."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Wall time of the parts of a trial; 0 for a part that was skipped."""
+
+    speed: float = 0.0
+    gate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One schedule and what is known about it: a screening result, never a validated one.
+
+    ``speed`` of ``None`` means that it was not measured. ``verdict`` is ``undecided`` where the gate did not run, and
+    ``gate_skipped`` then says why it was not worth running. ``attested`` are the counts that were read back
+    from the graph before the gate, written as ``schedule.key``. ``error`` is what the runtime said of its failure.
+    """
+
+    number: int
+    ending: Ending
+    schedule: Schedule
+    key: str
+    origin: str
+    speed: SpeedRatio | None
+    verdict: Verdict
+    gate_skipped: str | None
+    outcomes: tuple[Outcome, ...]
+    attested: str | None
+    seconds: Seconds
+    error: str | None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every part of the screening was done and passed."""
+        return self.ending is Ending.EVALUATED and self.speed is not None and self.verdict.result is Result.PASS
+
+    @property
+    def total_experts(self) -> int:
+        """Experts consulted per token, summed over the blocks."""
+        return sum(count for _, count in self.schedule.experts_used)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stored form; the number is the storage's own."""
+        return {
+            "schema": SCHEMA,
+            "ending": self.ending.value,
+            "name": self.schedule.name,
+            "key": self.key,
+            "origin": self.origin,
+            "speed": None if self.speed is None else self.speed.to_dict(),
+            "verdict": asdict(self.verdict),
+            "gate_skipped": self.gate_skipped,
+            "outcomes": [_outcome_row(outcome) for outcome in self.outcomes],
+            "attested": self.attested,
+            "seconds": asdict(self.seconds),
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_dict(cls, number: int, data: Mapping[str, Any]) -> TrialRecord:
+        """Inverse of ``to_dict``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` on a damaged record."""
+        return cls(
+            number=number,
+            ending=Ending(data["ending"]),
+            schedule=Schedule.from_counts(data["name"], parse_experts(data["key"])),
+            key=data["key"],
+            origin=data["origin"],
+            speed=None if data["speed"] is None else SpeedRatio.from_dict(data["speed"]),
+            verdict=_verdict(data["verdict"]),
+            gate_skipped=data["gate_skipped"],
+            outcomes=tuple(_outcome(row) for row in data["outcomes"]),
+            attested=data["attested"],
+            seconds=Seconds(**data["seconds"]),
+            error=data["error"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRecord:
+    """The model's own schedule, measured before the first trial.
+
+    ``speed`` is the baseline against itself: a ratio of 1 within its interval, whose width is this machine's noise.
+    ``verdict`` is the gate's under ``all_correct``, whatever the study's policy, so that ``failures`` lists every probe
+    that the model fails by itself.
+    """
+
+    key: str
+    speed: SpeedRatio
+    verdict: Verdict
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Median decode rate of the baseline."""
+        return self.speed.baseline_tokens_per_s
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Gate probes that the model fails with all its own experts."""
+        return self.verdict.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stored form."""
+        return {
+            "schema": SCHEMA,
+            "key": self.key,
+            "speed": self.speed.to_dict(),
+            "verdict": asdict(self.verdict),
+            "outcomes": [_outcome_row(outcome) for outcome in self.outcomes],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BaselineRecord:
+        """Inverse of ``to_dict``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` on a damaged record."""
+        return cls(
+            key=data["key"],
+            speed=SpeedRatio.from_dict(data["speed"]),
+            verdict=_verdict(data["verdict"]),
+            outcomes=tuple(_outcome(row) for row in data["outcomes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRecord:
+    """A study as it stands in its storage.
+
+    ``identity`` is everything that must be the same for two trials to be comparable, as labelled text. ``facts`` sums
+    up the model, ``settings`` are those of the last session. ``baseline`` of ``None``: it was not measured yet.
+    """
+
+    name: str
+    storage: str
+    identity: Mapping[str, str]
+    facts: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    baseline: BaselineRecord | None
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def evaluated(self) -> tuple[TrialRecord, ...]:
+        """The trials that are results."""
+        return tuple(trial for trial in self.trials if trial.ending is Ending.EVALUATED)
+
+
+def candidates(study: StudyRecord, top: int | None = None) -> list[TrialRecord]:
+    """The accepted trials, fastest first, at most ``top`` of them."""
+    accepted = [trial for trial in study.trials if trial.accepted]
+    accepted.sort(key=lambda trial: (-_ratio(trial), trial.number))
+    return accepted[:top]
+
+
+def _ratio(trial: TrialRecord) -> float:
+    assert trial.speed is not None, "an accepted trial was measured"  # noqa: S101
+    return trial.speed.ratio
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stored forms of values that belong to other modules
+
+_EXTRAS: Final = ("reason", "extracted", "text", "smallest_margin")
+
+
+def _outcome_row(outcome: Outcome) -> list[Any]:
+    """``[probe, status, prompt tokens, tokens, seconds, seconds in libllama, {the rest, where there is any}]``.
+
+    A row and not an object: a study keeps thousands of them, and the names would be most of the bytes.
+    """
+    kept = "" if outcome.correct else outcome.text[-KEPT_OF_A_FAILURE:]
+    extras = {"reason": outcome.reason, "text": kept, "smallest_margin": outcome.smallest_margin}
+    # Of a correct answer the extracted one equals the expected one.
+    extras["extracted"] = None if outcome.correct else outcome.extracted
+    row: list[Any] = [
+        outcome.probe,
+        outcome.status.value,
+        outcome.prompt_tokens,
+        outcome.tokens,
+        round(outcome.seconds, 6),
+        round(outcome.llama_seconds, 6),
+    ]
+    given = {name: value for name, value in extras.items() if value not in (None, "")}
+    return [*row, given] if given else row
+
+
+def _outcome(row: Sequence[Any]) -> Outcome:
+    probe, status, prompt_tokens, tokens, seconds, llama_seconds, *rest = row
+    extras = dict.fromkeys(_EXTRAS) | {"text": ""} | (rest[0] if rest else {})
+    return Outcome(
+        probe=probe,
+        status=Status(status),
+        prompt_tokens=prompt_tokens,
+        tokens=tokens,
+        seconds=seconds,
+        llama_seconds=llama_seconds,
+        **extras,
+    )
+
+
+def _verdict(data: Mapping[str, Any]) -> Verdict:
+    fields = dict(data)
+    return Verdict(
+        **fields
+        | {
+            "result": Result(fields["result"]),
+            "failures": tuple(fields["failures"]),
+            "excused": tuple(fields["excused"]),
+        }
+    )

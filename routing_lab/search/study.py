@@ -1,0 +1,173 @@
+"""Search a space: open or continue a study, see that it is the same question as before, and run a session of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import optuna
+
+from routing_lab.answers import Judge
+from routing_lab.errors import InterruptedStudyError, UsageError
+from routing_lab.gate import Policy
+from routing_lab.model import model_digest
+from routing_lab.probes import ProbeSet
+from routing_lab.runtime.base import Runtime
+from routing_lab.schedule import Schedule
+from routing_lab.search.records import SCHEMA, StudyRecord, TrialRecord, candidates
+from routing_lab.search.sampler import Dimensions
+from routing_lab.search.session import Progress, Session, Stop
+from routing_lab.search.settings import StudySettings
+from routing_lab.search.storage import (
+    STUDY,
+    check_study_name,
+    open_storage,
+    quiet_optuna,
+    read_study,
+    reporting_storage_errors,
+    storage_path,
+    study_lock,
+)
+from routing_lab.space import SearchSpace
+
+__all__ = ["StudyResult", "run_study"]
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """What a session leaves: the study as stored, and why the session stopped."""
+
+    study: StudyRecord
+    stopped: Stop
+
+    @property
+    def candidates(self) -> list[TrialRecord]:
+        """Accepted trials, fastest first; empty when nothing passed."""
+        return candidates(self.study)
+
+
+def run_study(
+    runtime: Runtime,
+    probe_set: ProbeSet,
+    space: SearchSpace,
+    *,
+    study: str,
+    storage: Path | str,
+    settings: StudySettings | None = None,
+    judge: Judge | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> StudyResult:
+    """Search ``space`` for fast schedules that pass the gate; continue the study of that name where there is one.
+
+    Args:
+        runtime: The model; left open.
+        probe_set: Its gate probes decide. The holdout is not touched.
+        space: The schedules to choose from.
+        study: Name of the study in the storage.
+        storage: SQLite file, made where it is missing.
+        settings: Budget and rules.
+        judge: Compares answers; one of its own by default.
+        on_progress: Called after the baseline and after each trial.
+
+    Raises:
+        UsageError: The stored study is another question (all differences are named), another process runs it, or there
+            is no gate probe.
+        UserFileError: The storage is damaged, locked, full or not a storage; the space does not fit the model.
+        NothingAcceptedError: The policy is ``all_correct`` and the baseline itself fails a gate probe.
+        RuntimeFailureError: The model's process was lost during the baseline, or in too many trials in a row.
+        RuntimeUnsupportedError: The runtime cannot set such schedules.
+        InterruptedStudyError: Ctrl-C. What is finished is saved; the message says how to go on.
+    """
+    settings = settings or StudySettings()
+    check_study_name(study)
+    if not probe_set.split("gate"):
+        raise UsageError(f"probe set {probe_set.name} has no gate probes, so nothing could be decided")
+    path = storage_path(storage)
+    dimensions = Dimensions(space, runtime.facts)
+    identity = _identity(runtime, probe_set, space, settings.policy)
+    own: AbstractContextManager[Judge] = nullcontext(judge) if judge else Judge()
+    with study_lock(path, study), reporting_storage_errors(path), quiet_optuna(), own as judging:
+        opened = _open_study(path, study, identity, _described(runtime, settings))
+        session = Session(
+            runtime=runtime,
+            probe_set=probe_set,
+            judge=judging,
+            settings=settings,
+            dimensions=dimensions,
+            study=opened,
+            path=path,
+        )
+        try:
+            stopped = session.run(on_progress)
+        except KeyboardInterrupt:
+            raise InterruptedStudyError(
+                f"interrupted; {len(session.evaluated)} evaluated schedules are saved. To go on, run the same command "
+                f"again (routing-lab search --study {study} --storage {path} and the other options you gave)"
+            ) from None
+        return StudyResult(read_study(opened, path), stopped)
+
+
+def _identity(runtime: Runtime, probe_set: ProbeSet, space: SearchSpace, policy: Policy) -> dict[str, str]:
+    """Everything that must be equal for two trials to be comparable, in words that a message can show."""
+    facts, build, options = runtime.facts, runtime.build, runtime.options
+    return {
+        "model": f"{facts.name} ({model_digest(facts)})",
+        "baseline": Schedule.baseline(facts).key(facts),
+        "probes": f"{probe_set.name} ({probe_set.digest})",
+        "search space": space.to_yaml(),
+        "policy": policy.rule.value,
+        "runtime": f"{build.name} {build.version} ({build.library_digest})",
+        "placement": options.placement.describe(),
+        "options": (
+            f"threads {options.threads or 'all'}, context {options.context_tokens}, "
+            f"batch {options.batch_tokens}, kv {options.kv_type}"
+        ),
+    }
+
+
+def _described(runtime: Runtime, settings: StudySettings) -> dict[str, object]:
+    """What a report says about the study besides its results."""
+    facts = runtime.facts
+    return {
+        "facts": {
+            "name": facts.name,
+            "architecture": facts.architecture,
+            "blocks": facts.blocks,
+            "experts": facts.experts,
+            "experts_used": {str(block): count for block, count in facts.experts_used.items()},
+        },
+        "settings": asdict(settings),
+    }
+
+
+def _open_study(path: Path, name: str, identity: Mapping[str, str], described: Mapping[str, object]) -> optuna.Study:
+    """Create the study, or continue the one that is there if it asks the same question."""
+    backend = open_storage(path, create=True)
+    opened = optuna.create_study(storage=backend, study_name=name, direction="maximize", load_if_exists=True)
+    # A process that was killed right after it created the study left it without trials and attributes.
+    if opened.user_attrs or opened.get_trials(deepcopy=False):
+        _refuse_another_question(read_study(opened, path), identity)
+    opened.set_user_attr(STUDY, {"schema": SCHEMA, "identity": dict(identity), **described})
+    return opened
+
+
+def _refuse_another_question(stored: StudyRecord, identity: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` with every difference between the stored study and the one that was asked for."""
+    differences = [
+        f"{label}: the study has {_line(stored.identity.get(label, 'none'))}, now it is {_line(now)}"
+        for label, now in identity.items()
+        if stored.identity.get(label) != now
+    ]
+    if differences:
+        listed = "\n  ".join(differences)
+        raise UsageError(
+            f"study {stored.name} in {stored.storage} cannot go on, since its results would not be comparable:\n"
+            f"  {listed}\nUse another name with --study, or restore what differs"
+        )
+
+
+def _line(value: str) -> str:
+    """A value on one line of a message."""
+    return "; ".join(value.split("\n")).strip("; ")

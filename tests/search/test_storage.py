@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from fakelab import make_facts, make_probes, make_runtime, make_space
+
+from routing_lab.errors import UsageError, UserFileError
+from routing_lab.measure import MeasureSettings
+from routing_lab.search import StudySettings, load_study, run_study, study_names
+from routing_lab.search.storage import TRIAL, open_storage, storage_path, study_lock
+
+SETTINGS = StudySettings(trials=3, measure=MeasureSettings(rounds=6, tokens=8), sampler="random")
+
+
+def run(folder: Path, storage: Path, runtime: Any = None) -> None:
+    given = runtime or make_runtime(make_facts(folder))
+    run_study(given, make_probes(), make_space(), study="s", storage=storage, settings=SETTINGS)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    path = tmp_path / "studies.db"
+    run(tmp_path, path)
+    return path
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_and_its_url_name_the_same_file() -> None:
+    assert storage_path("sqlite:///runs/a.db") == storage_path("runs/a.db") == storage_path(Path("runs/a.db"))
+    assert storage_path("sqlite:////tmp/a.db") == Path("/tmp/a.db")
+
+
+@pytest.mark.parametrize(
+    "name", ["postgresql://host/db", "mysql://x", "sqlite://", "sqlite:x", "", "a{b}.db", "a?mode=ro"]
+)
+def test_what_names_no_sqlite_file_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        storage_path(name)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "-x", "x" * 101, "a\n"])
+def test_a_study_name_that_breaks_file_names_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="study name"):
+        run_study(
+            make_runtime(make_facts(tmp_path)), make_probes(), make_space(), study=name, storage=tmp_path / "a.db"
+        )
+    assert not (tmp_path / "a.db").exists()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_only_study_needs_no_name(storage: Path) -> None:
+    assert load_study(storage).name == "s"
+    assert study_names(storage) == ["s"]
+
+
+def test_an_unknown_study_is_refused_with_those_there_are(storage: Path) -> None:
+    with pytest.raises(UsageError, match=r"no study t .* holds s .*--study"):
+        load_study(storage, "t")
+
+
+def test_reading_a_missing_storage_does_not_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserFileError, match="no such storage"):
+        load_study(tmp_path / "a.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_study_of_somebody_else_is_refused(storage: Path) -> None:
+    optuna.create_study(storage=open_storage(storage, create=True), study_name="theirs")
+    with pytest.raises(UserFileError, match="study theirs: was not written by routing_lab"):
+        load_study(storage, "theirs")
+
+
+def set_attribute(storage: Path, table: str, value: str) -> None:
+    with closing(sqlite3.connect(storage)) as connection:
+        connection.execute(f"UPDATE {table} SET value_json = ? WHERE key = ?", (value, TRIAL))  # noqa: S608 - our own words
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    ("table", "where"), [("trial_user_attributes", "trial 0"), ("study_user_attributes", "study s")]
+)
+def test_a_newer_schema_is_refused_and_not_guessed_at(storage: Path, table: str, where: str) -> None:
+    set_attribute(storage, table, json.dumps({"schema": 2}))
+    with pytest.raises(UserFileError, match=f"{where}: has schema 2, and this version of routing_lab reads 1"):
+        load_study(storage)
+
+
+@pytest.mark.parametrize(
+    ("table", "where"), [("trial_user_attributes", "trial 0"), ("study_user_attributes", "study s")]
+)
+def test_a_damaged_record_is_one_clear_error(storage: Path, table: str, where: str) -> None:
+    set_attribute(storage, table, json.dumps({"schema": 1, "ending": "evaluated"}))
+    with pytest.raises(UserFileError, match=f"{where}: its record is damaged"):
+        load_study(storage)
+
+
+# --- files that are no storage ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF and more")
+    for attempt in (load_study, lambda path: run(tmp_path / "..", path)):
+        with pytest.raises(UserFileError, match="no SQLite database"):
+            attempt(path) if attempt is load_study else open_storage(path, create=True)
+    assert path.read_bytes() == b"GGUF and more"
+
+
+def test_a_database_of_another_program_gets_no_tables(tmp_path: Path) -> None:
+    path = tmp_path / "photos.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE photos (id INTEGER)")
+        connection.commit()
+    for create in (True, False):
+        with pytest.raises(UserFileError, match="no Optuna storage"):
+            open_storage(path, create=create)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("photos",)]
+
+
+def test_an_empty_file_becomes_a_storage(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.touch()
+    run(tmp_path, path)
+    assert len(load_study(path).trials) == 3
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserFileError, match="is a folder"):
+        open_storage(tmp_path, create=True)
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserFileError, match="cannot be"):
+        run(tmp_path, tmp_path / "file" / "studies.db")
+
+
+def test_a_truncated_database_is_one_clear_error(storage: Path, tmp_path: Path) -> None:
+    os.truncate(storage, 8192)
+    with pytest.raises(UserFileError, match=r"damaged|no Optuna storage"):
+        run(tmp_path, storage)
+
+
+# --- trouble on the way ----------------------------------------------------------------------------------------------
+
+
+def test_a_storage_that_another_process_keeps_locked_is_one_clear_error(
+    storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("routing_lab.search.storage.LOCK_WAIT_S", 0.1)
+    with closing(sqlite3.connect(storage, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserFileError, match="locked by another process"):
+            run(tmp_path, storage)
+    run(tmp_path, storage)
+
+
+def test_a_full_disk_in_mid_study_is_one_clear_error_and_loses_nothing_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite is told that the disk ends after so many pages; it then fails as on a full disk."""
+    path = tmp_path / "a.db"
+    run_pages = 35
+
+    def small_disk(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={run_pages}")
+
+    monkeypatch.setattr("routing_lab.search.storage._spare_the_disk", small_disk)
+    settings = StudySettings(trials=30, measure=SETTINGS.measure, sampler="random", runners_up=None)
+    given = make_runtime(make_facts(tmp_path)), make_probes(), make_space()
+    with pytest.raises(UserFileError, match="disk is full"):
+        run_study(*given, study="s", storage=path, settings=settings)
+    saved = load_study(path).evaluated
+    assert saved
+    run_pages = 10_000
+    assert load_study(path).evaluated[: len(saved)] == saved
+    result = run_study(*given, study="s", storage=path, settings=settings)
+    assert len(result.study.evaluated) == 30
+
+
+# --- one process per study -------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from routing_lab.search.storage import study_lock
+with study_lock({path!r}, "s"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_study_that_another_process_runs_is_refused_until_that_process_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER.format(path=str(path))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UsageError, match="another process is running study s"):
+        run(tmp_path, path)
+    with study_lock(path, "other"):
+        pass
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    assert holder.stdin is not None
+    holder.stdin.close()
+    run(tmp_path, path)
+    assert len(load_study(path).trials) == 3
+
+
+def test_a_finished_study_leaves_nothing_but_the_storage(storage: Path) -> None:
+    assert [path.name for path in storage.parent.glob("*.lock")] == []
+
+
+def test_the_lock_is_held_by_one_and_free_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    for _ in range(2):
+        with study_lock(path, "s"), pytest.raises(UsageError, match="another process"), study_lock(path, "s"):
+            pass
