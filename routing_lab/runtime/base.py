@@ -82,6 +82,7 @@ class Attestation:
 class Generation:
     """One greedy completion. ``llama_seconds`` is the part of ``seconds`` spent inside libllama.
 
+    ``tokens`` counts every token that was generated, an end-of-generation token or one of a stop string included.
     ``smallest_margin`` is the smallest gap in logits between the two best tokens over all generated positions, where it
     was asked for: how close the completion came to being another one.
     """
@@ -145,8 +146,9 @@ class Runtime(Protocol):
         """Greedy completion of a raw prompt under the applied schedule, from an empty cache.
 
         The prompt is tokenised with special tokens recognised and BOS added where the model asks for it. Generation
-        ends at an end-of-generation token or at the first stop string, which is not part of ``text`` (reason ``stop``), or
-        after ``max_tokens`` or at the end of the context (reason ``length``). ``margins`` asks for ``smallest_margin``.
+        ends at an end-of-generation token or at the first stop string, which is not part of ``text`` (reason
+        ``stop``), or after ``max_tokens`` or at the end of the context (reason ``length``). ``margins`` asks for
+        ``smallest_margin``. Raises ``UsageError`` for a prompt that is empty or leaves no room in the context.
         """
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:

@@ -1,0 +1,39 @@
+"""Runtimes: what runs a model under a schedule. ``base`` is the contract, ``llama`` the real thing, ``fake`` a fake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from routing_lab.runtime.base import (
+    Attestation,
+    Capability,
+    DecodeTiming,
+    FinishReason,
+    Generation,
+    Runtime,
+    RuntimeBuild,
+    RuntimeOptions,
+)
+
+if TYPE_CHECKING:
+    from routing_lab.runtime.llama import LlamaRuntime
+
+__all__ = [
+    "Attestation",
+    "Capability",
+    "DecodeTiming",
+    "FinishReason",
+    "Generation",
+    "Runtime",
+    "RuntimeBuild",
+    "RuntimeOptions",
+    "open_runtime",
+]
+
+
+def open_runtime(model: Path, options: RuntimeOptions | None = None) -> LlamaRuntime:
+    """Load ``model`` into llama.cpp in a process of its own; see ``LlamaRuntime`` for errors."""
+    from routing_lab.runtime.llama import LlamaRuntime
+
+    return LlamaRuntime(model, options)

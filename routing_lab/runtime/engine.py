@@ -1,0 +1,565 @@
+"""One model in libllama, driven through llama-cpp-python's low-level functions; lives in the model's own process.
+
+Importing this module loads nothing. Creating an ``Engine`` loads the override library first, where one is given, and
+``llama_cpp`` second: the dynamic linker gives a symbol to whoever is first in its search.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
+
+__all__ = ["Device", "Engine", "LoadSpec", "Loaded", "Override", "Switched"]
+
+# enum values of ggml.h and llama.h
+_KV_TYPES = {"f32": 0, "f16": 1}
+_TOKEN_NORMAL, _TOKEN_BYTE = 1 << 2, 1 << 5
+_KV_OVERRIDE_INT = 0
+_LOG_INFO, _LOG_WARN, _LOG_CONTINUED = 2, 3, 5
+
+_REPORT_BYTES = 1 << 16
+_ERROR_BYTES = 1 << 10
+_WITNESS_TOKENS = 32  # the smallest context does: one token is decoded in it
+_DRAWS = 1000  # a vocabulary without plain tokens (none is known) is fed whatever was drawn last
+_STREAM_SEED = 20260  # any fixed number: every schedule is timed on the same tokens
+
+_SELECTION = re.compile(rb"ffn_moe_topk-(\d+)")
+# The sum over experts begins with one view of their weighted outputs for each expert. (Llama 4 weighs the input
+# instead, so that its outputs are summed as they come out of the down projection.)
+_SUMMAND = re.compile(rb"ffn_moe_(?:weighted|down|down_scaled|down_biased)-(\d+) \(view\)")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """All that loading needs, in JSON's types. ``host_tensors`` are regular expressions of tensor names."""
+
+    model: str
+    architecture: str
+    override_library: str | None
+    threads: int
+    context_tokens: int
+    batch_tokens: int
+    kv_type: Literal["f16", "f32"]
+    gpu_layers: int
+    host_tensors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What the graphs built after a switch consult, as pairs of block and count.
+
+    ``selected`` and ``summed`` are read from the nodes of a decoded graph. ``built`` is the override library's own
+    record, for the context that will do the work, of the count given and the length of the sum (-1: not seen), as
+    triples; it is empty without the library. ``loads`` counts how often this process has read the weights.
+    """
+
+    selected: list[tuple[int, int]]
+    summed: list[tuple[int, int]]
+    built: list[tuple[int, int, int]]
+    loads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as llama.cpp lists it; memory in bytes."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "integrated gpu", "accelerator", "other"]
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The library in use and the counts of a graph under the model's own schedule.
+
+    ``override_reached`` tells whether libllama calls the override library at all (false too without one).
+    """
+
+    library: str
+    version: str
+    system_info: str
+    devices: list[Device]
+    override_reached: bool
+    switched: Switched
+
+
+class Override:
+    """The override library inside this process. It must exist before ``llama_cpp`` is imported."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        for name in ("routing_lab_bind", "routing_lab_set"):
+            getattr(self._library, name).argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        self._library.routing_lab_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        self._library.routing_lab_report.restype = ctypes.c_size_t
+
+    def _call(self, name: str, text: str) -> None:
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        if getattr(self._library, name)(text.encode(), error, len(error)) != 0:
+            raise RuntimeUnsupportedError(error.value.decode("utf-8", "replace"))
+
+    def bind(self, libllama: str) -> None:
+        """Take the original functions from the loaded library at this path."""
+        self._call("routing_lab_bind", libllama)
+
+    def set(self, experts: str) -> None:
+        """Use these counts ("0-6:6,7-32:5") for every graph built from now on; "" for the model's own."""
+        self._call("routing_lab_set", experts)
+
+    def reset_report(self) -> None:
+        """Forget what graphs were built with so far."""
+        self._library.routing_lab_reset_report()
+
+    def report(self) -> list[tuple[int, int, int]]:
+        """Block, count given and length of the sum (-1: not seen) of what was built since the last reset."""
+        buffer = ctypes.create_string_buffer(_REPORT_BYTES)
+        if self._library.routing_lab_report(buffer, len(buffer)) >= len(buffer):
+            raise RuntimeFailureError(f"the override library's report exceeds {_REPORT_BYTES} bytes")
+        rows = (line.split() for line in buffer.value.decode("ascii").splitlines())
+        return [(int(block), int(selected), int(summed)) for block, _, selected, summed in rows]
+
+
+class _Witness:
+    """Reads expert counts off the nodes of a graph while it runs, through llama.cpp's ``cb_eval``."""
+
+    def __init__(self, api: Any) -> None:  # noqa: ANN401 (the module llama_cpp.llama_cpp has no type)
+        self.selected: dict[int, int] = {}
+        self.summed: dict[int, int] = {}
+        self._name, self._elements, self._rows = (
+            _ggml_function(api, name, restype)
+            for name, restype in (
+                ("ggml_get_name", ctypes.c_char_p),
+                ("ggml_nelements", ctypes.c_int64),
+                ("ggml_nrows", ctypes.c_int64),
+            )
+        )
+        self.callback = api.ggml_backend_sched_eval_callback(self._see)
+
+    def _see(self, tensor: int, ask: bool, _data: int | None) -> bool:  # noqa: FBT001 (the C signature)
+        if ask:
+            name = self._name(tensor)
+            if selection := _SELECTION.fullmatch(name):
+                self.selected[int(selection[1])] = self._elements(tensor) // max(1, self._rows(tensor))
+            elif summand := _SUMMAND.fullmatch(name):
+                block = int(summand[1])
+                self.summed[block] = self.summed.get(block, 0) + 1
+        return False  # the data of no node is needed, so the graph stays in one piece
+
+
+class _Log:
+    """Sends libllama's messages from a level on to standard error.
+
+    llama-cpp-python has a callback of its own, whose levels are one off those of this ``ggml.h``.
+    """
+
+    def __init__(self, api: Any) -> None:  # noqa: ANN401
+        self.lowest = _LOG_WARN
+        self._shown = True
+        self._callback = api.llama_log_callback(self._write)  # must live as long as libllama may call it
+        api.llama_log_set(self._callback, None)
+
+    def _write(self, level: int, text: bytes, _data: int | None) -> None:
+        if level != _LOG_CONTINUED:
+            self._shown = level >= self.lowest
+        if self._shown:
+            os.write(2, text)
+
+
+def _ggml_function(api: Any, name: str, restype: type | None) -> Any:  # noqa: ANN401
+    # A symbol is searched in a library and everything it depends on, so libllama's handle reaches libggml too.
+    function = getattr(api._lib, name)  # noqa: SLF001 (the only handle of the library that is really in use)
+    function.argtypes = [ctypes.c_void_p]
+    function.restype = restype
+    return function
+
+
+def _devices(api: Any) -> list[Device]:  # noqa: ANN401
+    kinds: tuple[Literal["cpu", "gpu", "integrated gpu", "accelerator"], ...]
+    kinds = ("cpu", "gpu", "integrated gpu", "accelerator")  # enum ggml_backend_dev_type
+    name, description, kind, device_at = (
+        _ggml_function(api, f"ggml_backend_dev_{what}", restype)
+        for what, restype in (
+            ("name", ctypes.c_char_p),
+            ("description", ctypes.c_char_p),
+            ("type", ctypes.c_int),
+            ("get", ctypes.c_void_p),
+        )
+    )
+    device_at.argtypes = [ctypes.c_size_t]
+    memory = _ggml_function(api, "ggml_backend_dev_memory", None)
+    memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
+    devices = []
+    for index in range(api._lib.ggml_backend_dev_count()):  # noqa: SLF001
+        device = device_at(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        number = kind(device)
+        devices.append(
+            Device(
+                name=name(device).decode("utf-8", "replace"),
+                description=description(device).decode("utf-8", "replace"),
+                kind=kinds[number] if number < len(kinds) else "other",
+                free_bytes=free.value,
+                total_bytes=total.value,
+            )
+        )
+    return devices
+
+
+def _import_api() -> Any:  # noqa: ANN401
+    try:
+        api = importlib.import_module("llama_cpp.llama_cpp")
+    except ImportError as error:
+        raise RuntimeUnsupportedError(f"llama-cpp-python cannot be imported: {error}") from error
+    except (AttributeError, OSError, RuntimeError) as error:
+        # llama_cpp looks every function up while it is imported, and a libllama of another time lacks some.
+        raise RuntimeUnsupportedError(f"llama-cpp-python cannot use this libllama: {error}") from error
+    api.llama_backend_init()
+    if api._lib.ggml_backend_dev_count() == 0:  # noqa: SLF001 (backends as plug-ins, not loaded yet)
+        api._lib.ggml_backend_load_all()  # noqa: SLF001
+    return api
+
+
+class Engine:
+    """A loaded model with one working context.
+
+    Every method that computes raises ``RuntimeFailureError`` when libllama reports an error, and ``UsageError`` for
+    arguments that cannot work. An assertion inside libllama ends the process.
+    """
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self.spec = spec
+        self.override = Override(spec.override_library) if spec.override_library else None
+        self.api = _import_api()
+        self._log = _Log(self.api)
+        if self.override:
+            self.override.bind(self.library)
+        self._sampler = self.api.llama_sampler_chain_init(self.api.llama_sampler_chain_default_params())
+        self.api.llama_sampler_chain_add(self._sampler, self.api.llama_sampler_init_greedy())
+        self._context: int | None = None
+        self._model: int | None = None
+        self._pieces: dict[int, bytes] = {}
+        self._loads = 0
+        self._load(None)
+        self._token = (self.api.llama_token * 1)()
+        self._step = self.api.llama_batch_get_one(self._token, 1)
+
+    # ---- loading and switching -------------------------------------------------------------------------------------
+
+    @property
+    def library(self) -> str:
+        """Path of the libllama in use."""
+        return str(self.api._lib._name)  # noqa: SLF001
+
+    def loaded(self) -> Loaded:
+        """Describe the library, and attest the model's own counts."""
+        switched = self.switch(experts="", uniform=None)
+        versions = [importlib.import_module("llama_cpp").__version__, self.api.llama_version().decode()]
+        return Loaded(
+            library=self.library,
+            version="llama-cpp-python {}, libllama {}".format(*versions),
+            system_info=self.api.llama_print_system_info().decode("utf-8", "replace"),
+            devices=_devices(self.api),
+            override_reached=bool(switched.built),
+            switched=switched,
+        )
+
+    def _load(self, uniform: int | None) -> None:
+        """Read the weights; with ``uniform`` under the stock scalar override of the count of all blocks."""
+        self.close()
+        params = self.api.llama_model_default_params()
+        params.n_gpu_layers = self.spec.gpu_layers
+        host = self._host_overrides()
+        params.tensor_buft_overrides = ctypes.cast(host, ctypes.c_void_p) if host is not None else None
+        scalar = self._scalar_override(uniform)
+        if scalar is not None:
+            params.kv_overrides = scalar
+        # What is said while loading may explain a failure; the chatter of every new context would drown it, and costs.
+        self._log.lowest = _LOG_INFO
+        model = self.api.llama_model_load_from_file(self.spec.model.encode(), params)
+        self._log.lowest = _LOG_WARN
+        if not model:
+            raise RuntimeUnsupportedError(f"libllama cannot load {self.spec.model}")
+        self._model, self._uniform = model, uniform
+        self._vocab = self.api.llama_model_get_vocab(model)
+        self._loads += 1
+
+    def _scalar_override(self, uniform: int | None) -> Any:  # noqa: ANN401
+        if uniform is None:
+            return None
+        overrides = (self.api.llama_model_kv_override * 2)()  # the empty key of the second one ends the list
+        overrides[0].tag = _KV_OVERRIDE_INT
+        overrides[0].key = f"{self.spec.architecture}.expert_used_count".encode()
+        overrides[0].value.val_i64 = uniform
+        return overrides
+
+    def _host_overrides(self) -> Any:  # noqa: ANN401
+        """Tensors that stay in host memory, as ``llama_model_tensor_buft_override`` rows ended by a null one."""
+        patterns = self.spec.host_tensors
+        if not patterns:
+            return None
+        host = self.api._lib.ggml_backend_cpu_buffer_type  # noqa: SLF001
+        host.restype = ctypes.c_void_p
+
+        class Row(ctypes.Structure):
+            _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+        rows = [Row(pattern.encode(), host()) for pattern in patterns]
+        return (Row * (len(rows) + 1))(*rows)
+
+    def switch(self, *, experts: str, uniform: int | None) -> Switched:
+        """Use other counts, attest them in a context of their own and leave a fresh working context behind.
+
+        ``experts`` goes to the override library and costs milliseconds. ``uniform`` is one count for all blocks by
+        the stock override (``None``: the model's own); another one than before reads the weights again.
+        """
+        self._free_context()
+        if self.override:
+            self.override.set(experts)
+        elif experts:
+            raise RuntimeUnsupportedError("per-block counts need the override library")
+        if uniform != self._uniform:
+            self._load(uniform)
+        witness = self._attest()
+        if self.override:
+            self.override.reset_report()
+        self._context = self._new_context(self.spec.context_tokens)
+        return Switched(
+            selected=sorted(witness.selected.items()),
+            summed=sorted(witness.summed.items()),
+            built=self.override.report() if self.override else [],
+            loads=self._loads,
+        )
+
+    def _attest(self) -> _Witness:
+        witness = _Witness(self.api)
+        context = self._new_context(_WITNESS_TOKENS, witness)
+        try:
+            token = (self.api.llama_token * 1)(self._legal_token(random.Random(_STREAM_SEED)))  # noqa: S311
+            self._check(self.api.llama_decode(context, self.api.llama_batch_get_one(token, 1)))
+            self.api.llama_synchronize(context)
+        finally:
+            self.api.llama_free(context)
+        return witness
+
+    def _new_context(self, tokens: int, witness: _Witness | None = None) -> int:
+        params = self.api.llama_context_default_params()
+        params.n_ctx = tokens
+        params.n_batch = params.n_ubatch = min(self.spec.batch_tokens, tokens)
+        params.n_seq_max = 1
+        params.n_threads = params.n_threads_batch = self.spec.threads
+        params.type_k = params.type_v = _KV_TYPES[self.spec.kv_type]
+        params.no_perf = True
+        if witness:
+            params.cb_eval = witness.callback
+        context: int | None = self.api.llama_init_from_model(self._model, params)
+        if not context:
+            raise RuntimeUnsupportedError(f"libllama cannot create a context of {tokens} tokens (out of memory?)")
+        return context
+
+    def _free_context(self) -> None:
+        if self._context:
+            self.api.llama_free(self._context)
+            self._context = None
+
+    def close(self) -> None:
+        """Free context and weights; safe to call twice."""
+        self._free_context()
+        if self._model:
+            self.api.llama_model_free(self._model)
+            self._model = None
+
+    # ---- text ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of ``text``, special tokens recognised, BOS in front where the model wants it."""
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            buffer = (self.api.llama_token * room)()
+            count: int = self.api.llama_tokenize(self._vocab, data, len(data), buffer, room, True, True)
+            if count >= 0:
+                return list(buffer[:count])
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that ``token`` adds to a text; they need not be whole UTF-8 characters."""
+        known = self._pieces.get(token)
+        if known is None:
+            size = 64
+            buffer = ctypes.create_string_buffer(size)
+            length = self.api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(size := -length)
+                length = self.api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            known = self._pieces[token] = buffer.raw[: max(0, length)]
+        return known
+
+    def render_chat(self, *, user: str, thinking: bool | None) -> str:
+        """Prompt that the model's chat template makes of one user message, the generation prompt added.
+
+        The template runs in llama-cpp-python's sandboxed Jinja environment. A BOS that the template writes is taken
+        off where tokenising adds one, as llama-server does.
+        """
+        template = self.api.llama_model_chat_template(self._model, None)
+        if not template:
+            raise RuntimeUnsupportedError(f"{self.spec.model} has no chat template; use a raw prompt")
+        begin, end = (self._special_text(name) for name in ("bos", "eos"))
+        jinja2 = importlib.import_module("jinja2")
+        formatter = importlib.import_module("llama_cpp.llama_chat_format").Jinja2ChatFormatter
+        variables = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            render = formatter(template=template.decode(), eos_token=end, bos_token=begin)
+            text: str = render(messages=[{"role": "user", "content": user}], **variables).prompt
+        except (jinja2.TemplateError, ValueError, TypeError) as error:  # templates refuse by ValueError
+            raise RuntimeUnsupportedError(f"the chat template of {self.spec.model} fails: {error}") from error
+        if begin and self.api.llama_vocab_get_add_bos(self._vocab):
+            text = text.removeprefix(begin)
+        return text
+
+    def _special_text(self, name: str) -> str:
+        token = getattr(self.api, f"llama_vocab_{name}")(self._vocab)
+        return "" if token < 0 else self.api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+
+    # ---- decoding --------------------------------------------------------------------------------------------------
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise RuntimeFailureError(f"llama_decode failed with status {status}")
+
+    def _prefill(self, tokens: Sequence[int]) -> None:
+        """Decode ``tokens`` from an empty cache; the logits of the last one stay readable."""
+        self.api.llama_memory_clear(self.api.llama_get_memory(self._context), False)
+        size = min(self.spec.batch_tokens, self.spec.context_tokens)
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            buffer = (self.api.llama_token * len(part))(*part)
+            self._check(self.api.llama_decode(self._context, self.api.llama_batch_get_one(buffer, len(part))))
+
+    def _prompt_tokens(self, prompt: str) -> list[int]:
+        tokens = self.tokenize(prompt)
+        if not tokens:
+            raise UsageError("the prompt is empty and the model adds no BOS token")
+        if len(tokens) >= self.spec.context_tokens:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens and leaves no room in a context of {self.spec.context_tokens}"
+            )
+        return tokens
+
+    def generate(self, *, prompt: str, max_tokens: int, stop: Sequence[str], margins: bool) -> dict[str, Any]:
+        """Greedy completion; the fields of ``base.Generation``."""
+        if max_tokens < 1 or "" in stop:
+            raise UsageError("max_tokens must be at least 1 and no stop string empty")
+        started = time.perf_counter()
+        tokens = self._prompt_tokens(prompt)
+        self._spent = 0.0
+        self._smallest_margin = math.inf
+        stops = [text.encode() for text in stop]
+        limit = min(max_tokens, self.spec.context_tokens - len(tokens))
+        text, reason, produced = bytearray(), "length", 0
+        for token in self._greedy(tokens, limit, margins=margins):
+            produced += 1
+            if self.api.llama_vocab_is_eog(self._vocab, token):
+                reason = "stop"
+                break
+            piece = self.piece(token)
+            text += piece
+            if stops and (cut := _earliest_stop(text, stops, len(piece))) is not None:
+                del text[cut:]
+                reason = "stop"
+                break
+        return {
+            "text": text.decode("utf-8", "replace"),
+            "finish_reason": reason,
+            "prompt_tokens": len(tokens),
+            "tokens": produced,
+            "seconds": time.perf_counter() - started,
+            "llama_seconds": self._spent,
+            "smallest_margin": self._smallest_margin if margins else None,
+        }
+
+    def _greedy(self, tokens: Sequence[int], limit: int, *, margins: bool) -> Iterator[int]:
+        """Yield at most ``limit`` best next tokens; adds up the time spent inside libllama in ``self._spent``."""
+        # Everything the loop touches is a local name: at a millisecond a token the loop itself would be seen.
+        decode, sample, clock = self.api.llama_decode, self.api.llama_sampler_sample, time.perf_counter
+        context, sampler, step, slot = self._context, self._sampler, self._step, self._token
+        entered = clock()
+        self._prefill(tokens)
+        for left in range(limit, 0, -1):
+            slot[0] = sample(sampler, context, -1)
+            self._spent += clock() - entered
+            if margins:
+                self._smallest_margin = min(self._smallest_margin, self._margin())
+            yield slot[0]
+            entered = clock()
+            if left > 1 and decode(context, step) != 0:
+                raise RuntimeFailureError(f"llama_decode failed with {left - 1} tokens left to generate")
+
+    def _last_logits(self) -> Any:  # noqa: ANN401 (a numpy array)
+        numpy = importlib.import_module("numpy")
+        row = self.api.llama_get_logits_ith(self._context, -1)
+        return numpy.ctypeslib.as_array(row, shape=(self.api.llama_vocab_n_tokens(self._vocab),))
+
+    def _margin(self) -> float:
+        """How far the best logit lies above the second best."""
+        numpy = importlib.import_module("numpy")
+        second, best = numpy.partition(self._last_logits(), -2)[-2:]
+        margin = float(best) - float(second)
+        if math.isnan(margin):
+            raise RuntimeFailureError("the logits are not numbers (NaN)")
+        return margin
+
+    def logits(self, *, prompt: str) -> bytes:
+        """Logits after the last token of ``prompt``: ``n_vocab`` float32 in native byte order."""
+        self._prefill(self._prompt_tokens(prompt))
+        return bytes(self._last_logits().tobytes())
+
+    # ---- timing ----------------------------------------------------------------------------------------------------
+
+    def _legal_token(self, dice: random.Random) -> int:
+        size = self.api.llama_vocab_n_tokens(self._vocab)
+        token = 0
+        for _ in range(_DRAWS):
+            token = dice.randrange(size)
+            if self.api.llama_vocab_get_attr(self._vocab, token) & (_TOKEN_NORMAL | _TOKEN_BYTE):
+                break
+        return token
+
+    def decode_timing(self, *, tokens: int, prompt_tokens: int) -> float:
+        """Seconds for ``tokens`` single-token decodes, each with its greedy pick, after an uncounted prompt."""
+        if tokens < 1 or prompt_tokens < 1 or prompt_tokens + tokens > self.spec.context_tokens:
+            raise UsageError(
+                f"{prompt_tokens} prompt tokens and {tokens} timed ones do not fit: both at least 1, "
+                f"together at most the context of {self.spec.context_tokens}"
+            )
+        dice = random.Random(_STREAM_SEED)  # noqa: S311 (a fixed stream is the point)
+        stream = [self._legal_token(dice) for _ in range(prompt_tokens + tokens)]
+        decode, sample, slot = self.api.llama_decode, self.api.llama_sampler_sample, self._token
+        context, sampler, step = self._context, self._sampler, self._step
+        self._prefill(stream[:prompt_tokens])
+        sample(sampler, context, -1)  # waits until the prompt is done, where the device works on its own
+        started = time.perf_counter()
+        for token in stream[prompt_tokens:]:
+            slot[0] = token
+            if decode(context, step) != 0:
+                raise RuntimeFailureError("llama_decode failed while it was timed")
+            sample(sampler, context, -1)
+        return time.perf_counter() - started
+
+
+def _earliest_stop(text: bytearray, stops: Sequence[bytes], new: int) -> int | None:
+    """Where the first stop string begins in ``text``, of which only the last ``new`` bytes are unseen."""
+    found = (text.find(stop, max(0, len(text) - new - len(stop))) for stop in stops)
+    return min((at for at in found if at >= 0), default=None)

@@ -1,0 +1,331 @@
+"""The runtime on llama.cpp: one model in a supervised process, schedules switched under attestation."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from routing_lab.errors import AttestationError, RuntimeFailureError, RuntimeUnsupportedError
+from routing_lab.model import ModelFacts
+from routing_lab.runtime.base import (
+    Attestation,
+    Capability,
+    DecodeTiming,
+    Generation,
+    RuntimeBuild,
+    RuntimeOptions,
+)
+from routing_lab.runtime.engine import Device, Loaded, LoadSpec, Switched
+from routing_lab.runtime.native import override_library
+from routing_lab.runtime.process import ModelProcess
+from routing_lab.runtime.symbols import unfit_reason
+from routing_lab.schedule import Schedule
+
+__all__ = ["LlamaRuntime", "available_cores", "libllama_path"]
+
+# What llama.cpp says before it aborts on a graph with more nodes than it has room for.
+_GRAPH_TOO_LARGE = ("cgraph->n_nodes <", "not enough space in the context's memory pool")
+
+
+def libllama_path(library_dir: Path | None = None) -> Path:
+    """The libllama that ``llama_cpp`` would load, found without importing it.
+
+    Raises:
+        RuntimeUnsupportedError: llama-cpp-python is not installed, or there is no library in its folder.
+    """
+    named = library_dir or os.environ.get("LLAMA_CPP_LIB_PATH")
+    if named:
+        folder = Path(named)
+    else:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.origin is None:
+            raise RuntimeUnsupportedError("llama-cpp-python is not installed: pip install llama-cpp-python==0.3.36")
+        folder = Path(spec.origin).parent / "lib"
+    names = {"darwin": ("libllama.so", "libllama.dylib"), "win32": ("llama.dll", "libllama.dll")}
+    for name in names.get(sys.platform, ("libllama.so",)):
+        if (folder / name).is_file():
+            return folder / name
+    raise RuntimeUnsupportedError(
+        f"there is no libllama in {folder}: LLAMA_CPP_LIB_PATH or library_dir must name the folder of a shared build"
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+class LlamaRuntime:
+    """A model in llama.cpp whose schedule can be switched; see ``base.Runtime`` for the contract.
+
+    The weights are read once, and again only after the process was lost or for another uniform count where the
+    override cannot be used. Before the first ``apply`` the model's own counts are applied, attested like any schedule.
+    Calls from several threads wait for each other.
+
+    Raises:
+        UserFileError: The model file is bad, or the placement does not fit it.
+        RuntimeUnsupportedError: There is no usable libllama, or it cannot load the model.
+        RuntimeFailureError: The process died while it loaded the model.
+    """
+
+    def __init__(self, model: Path, options: RuntimeOptions | None = None) -> None:
+        self._options = options or RuntimeOptions()
+        self._facts = ModelFacts.read(model)
+        self._options.placement.check(self._facts)
+        self._library = libllama_path(self._options.library_dir)
+        self._override, self._no_override = self._find_override()
+        self._lock = threading.RLock()
+        self._weight_loads = 0
+        self._loads_of_process = 0
+        self._process: ModelProcess | None = None
+        self._applied: Schedule | None = None
+        self._loaded = self._start()
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Facts of the loaded model."""
+        return self._facts
+
+    @property
+    def options(self) -> RuntimeOptions:
+        """The options the model was loaded with."""
+        return self._options
+
+    @property
+    def capability(self) -> Capability:
+        """How this runtime sets expert counts."""
+        if self._no_override is None:
+            return Capability.PRELOAD
+        own = dict(self._facts.experts_used)
+        if len(set(own.values())) > 1 and dict(self._loaded.switched.selected) == own:
+            return Capability.GGUF_ARRAY
+        return Capability.UNIFORM_ONLY
+
+    @property
+    def no_override_reason(self) -> str | None:
+        """Why per-block counts cannot be set here; ``None`` where they can."""
+        return self._no_override
+
+    @property
+    def override(self) -> Path | None:
+        """The override library in use."""
+        return self._override if self._no_override is None else None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that llama.cpp lists."""
+        return tuple(self._loaded.devices)
+
+    @property
+    def build(self) -> RuntimeBuild:
+        """The library that runs the model."""
+        library = Path(self._loaded.library).resolve()
+        status = library.stat()
+        return RuntimeBuild(
+            name="llama.cpp",
+            version=self._loaded.version,
+            library=self._loaded.library,
+            library_digest=_file_digest(library, status.st_size, status.st_mtime_ns),
+            system_info=self._loaded.system_info,
+        )
+
+    @property
+    def weight_loads(self) -> int:
+        """How often the weights were read so far."""
+        return self._weight_loads
+
+    @property
+    def process_id(self) -> int | None:
+        """Id of the model's process; ``None`` while there is none."""
+        return self._process.pid if self._process else None
+
+    # ---- what it does ----------------------------------------------------------------------------------------------
+
+    def apply(self, schedule: Schedule) -> Attestation:
+        """Switch to ``schedule`` and read the counts back; see ``base.Runtime.apply``."""
+        counts = schedule.resolve(self._facts)
+        request = self._switch_request(schedule, counts)
+        with self._lock:
+            if self._process is None:
+                self._loaded = self._start()
+            attestation = self._switch(request, counts)
+            self._applied = schedule
+        return attestation
+
+    def render_chat(self, user: str, *, thinking: bool | None = None) -> str:
+        """The prompt of the model's own chat template; see ``base.Runtime.render_chat``."""
+        text: str = self._ask("render_chat", user=user, thinking=thinking)["text"]
+        return text
+
+    def generate(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = (), margins: bool = False) -> Generation:
+        """Greedy completion; see ``base.Runtime.generate``."""
+        reply = self._ask("generate", prompt=prompt, max_tokens=max_tokens, stop=list(stop), margins=margins)
+        return Generation(**reply)
+
+    def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
+        """Time single-token decodes; see ``base.Runtime.decode_timing``."""
+        return DecodeTiming(**self._ask("decode_timing", tokens=tokens, prompt_tokens=prompt_tokens))
+
+    def logits(self, prompt: str) -> bytes:
+        """Logits after the last token of ``prompt`` as float32 in native byte order; for checks of exactness."""
+        return bytes.fromhex(self._ask("logits", prompt=prompt)["float32"])
+
+    def close(self) -> None:
+        """End the model's process; safe to call twice. A later call starts it again."""
+        with self._lock:
+            self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the process -----------------------------------------------------------------------------------------------
+
+    def _find_override(self) -> tuple[Path | None, str | None]:
+        """The override library, or why there is none to use."""
+        if self._options.override == "off":
+            return None, "the expert override is switched off"
+        if reason := unfit_reason(self._library):
+            return None, reason
+        try:
+            return override_library(), None
+        except RuntimeUnsupportedError as error:
+            return None, str(error)
+
+    def _load_spec(self) -> LoadSpec:
+        options = self._options
+        return LoadSpec(
+            model=str(self._facts.files[0]),
+            architecture=self._facts.architecture,
+            override_library=str(self._override) if self._override else None,
+            threads=options.threads or available_cores(),
+            context_tokens=options.context_tokens,
+            batch_tokens=options.batch_tokens,
+            kv_type=options.kv_type,
+            gpu_layers=options.placement.gpu_layers,
+            host_tensors=list(options.placement.override_patterns()),
+        )
+
+    def _start(self) -> Loaded:
+        process = ModelProcess(library_dir=self._library.parent, request_timeout_s=self._options.request_timeout_s)
+        self._process, self._loads_of_process = process, 0
+        try:
+            reply = process.request("load", **asdict(self._load_spec()))
+        except RuntimeUnsupportedError as error:
+            tail = process.log_tail()
+            self._discard()
+            raise RuntimeUnsupportedError(_with_errors_of(tail, str(error))) from None
+        except BaseException:
+            self._discard()
+            raise
+        loaded = Loaded(
+            **{
+                **reply,
+                "devices": [Device(**device) for device in reply["devices"]],
+                "switched": self._switched(reply["switched"]),
+            }
+        )
+        if self._override and self._facts.is_moe and not loaded.override_reached:
+            self._no_override = (
+                f"{loaded.library} does not call build_moe_ffn through its symbol table (linked with -Bsymbolic?), "
+                "so the expert override cannot reach it"
+            )
+        return loaded
+
+    def _switched(self, reply: Mapping[str, Any]) -> Switched:
+        self._weight_loads += reply["loads"] - self._loads_of_process
+        self._loads_of_process = reply["loads"]
+        return Switched(**reply)
+
+    def _discard(self) -> None:
+        if self._process:
+            self._process.close()
+            self._process = None
+
+    def _request(self, do: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+        assert self._process is not None, "started by the caller"  # noqa: S101
+        try:
+            return self._process.request(do, **fields)
+        finally:
+            if self._process.closed:
+                self._process = None
+
+    def _ask(self, do: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+        """One request under the applied schedule, on a process that is started where there is none."""
+        with self._lock:
+            if self._process is None or self._applied is None:
+                self.apply(self._applied or Schedule.baseline(self._facts))
+            return self._request(do, **fields)
+
+    # ---- switching -------------------------------------------------------------------------------------------------
+
+    def _switch_request(self, schedule: Schedule, counts: Mapping[int, int]) -> dict[str, Any]:
+        if self._no_override is None:
+            return {"experts": schedule.key(self._facts) if counts else "", "uniform": None}
+        if dict(counts) == dict(self._facts.experts_used):
+            return {"experts": "", "uniform": None}
+        distinct = set(counts.values())
+        if len(distinct) == 1:
+            return {"experts": "", "uniform": distinct.pop()}
+        raise RuntimeUnsupportedError(
+            f"schedule {schedule.name} sets counts per block, which this runtime cannot do "
+            f"(a uniform schedule works): {self._no_override}"
+        )
+
+    def _switch(self, request: Mapping[str, Any], counts: Mapping[int, int]) -> Attestation:
+        try:
+            switched = self._switched(self._request("switch", **request))
+            return _attest(counts, switched)
+        except AttestationError:
+            self._discard()  # nothing may run under counts that nobody asked for
+            raise
+        except RuntimeFailureError as error:
+            if any(sign in error.log_tail for sign in _GRAPH_TOO_LARGE):
+                raise RuntimeUnsupportedError(
+                    f"the schedule consults {sum(counts.values())} experts over all blocks, and a graph of that size "
+                    "exceeds what llama.cpp reserves for this model (most architectures: 8 nodes for each tensor, at "
+                    "least 1024); every expert takes two nodes, so lower the largest counts"
+                ) from error
+            raise
+
+
+def _attest(counts: Mapping[int, int], switched: Switched) -> Attestation:
+    """Compare every witness with the counts that were wanted."""
+    selected, summed = dict(switched.selected), dict(switched.summed)
+    built = {block: (given, length) for block, given, length in switched.built}
+    for block, wanted in counts.items():
+        if selected.get(block) != wanted:
+            raise AttestationError(block, wanted, selected.get(block))
+        if summed.get(block) != wanted:
+            raise AttestationError(block, wanted, summed.get(block), "that is the length of the sum over its experts")
+        if built and built.get(block) != (wanted, wanted):
+            raise AttestationError(block, wanted, built.get(block, (None,))[0], "that is the working context's graph")
+    return Attestation(selected=selected, summed=summed)
+
+
+def _with_errors_of(log: str, message: str) -> str:
+    """Add the lines of the log in which libllama says what went wrong."""
+    telling = [line for line in log.splitlines() if "error" in line.lower() or "failed" in line.lower()]
+    return "\n  ".join([message, *telling[-3:]])

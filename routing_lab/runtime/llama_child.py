@@ -1,0 +1,98 @@
+"""The model's own process: ``python -m routing_lab.runtime.llama_child FD`` answers the requests of ``channel``.
+
+libllama ends its process on a failed assertion, so the model lives here and the lab survives it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from routing_lab.errors import RoutingLabError
+from routing_lab.runtime import channel
+from routing_lab.runtime.engine import Engine, LoadSpec
+
+_PARENT_CHECK_S = 1.0
+
+
+def watch(connection: Connection, requests: queue.SimpleQueue[channel.Message]) -> None:
+    """Hand requests on, and end the process at once when the lab is gone, whatever libllama is doing.
+
+    The end of the line tells so, and the change of the parent's id does where a forked process still holds the line.
+    (The kernel's parent-death signal would not do: it comes when the *thread* that started this process ends.)
+    """
+    parent = os.getppid()
+    try:
+        while os.getppid() == parent:
+            if connection.poll(_PARENT_CHECK_S):
+                requests.put(channel.receive(connection))
+    except (EOFError, OSError):
+        pass  # the lab closed the line
+    os._exit(0)
+
+
+class Server:
+    """Turns requests into calls of the engine."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The loaded engine; ``load`` comes first."""
+        assert self._engine is not None, "the first request is load"  # noqa: S101 (a bug of the lab)
+        return self._engine
+
+    def load(self, **spec: Any) -> channel.Message:  # noqa: ANN401
+        """Load the model and describe the library."""
+        self._engine = Engine(LoadSpec(**spec))
+        return asdict(self._engine.loaded())
+
+    def switch(self, **counts: Any) -> channel.Message:  # noqa: ANN401
+        """Use other counts."""
+        return asdict(self.engine.switch(**counts))
+
+    def generate(self, **request: Any) -> channel.Message:  # noqa: ANN401
+        """Complete a prompt."""
+        return self.engine.generate(**request)
+
+    def decode_timing(self, **request: int) -> channel.Message:
+        """Time single-token decodes."""
+        return {"tokens": request["tokens"], "seconds": self.engine.decode_timing(**request)}
+
+    def render_chat(self, **request: Any) -> channel.Message:  # noqa: ANN401
+        """Apply the chat template."""
+        return {"text": self.engine.render_chat(**request)}
+
+    def logits(self, **request: str) -> channel.Message:
+        """Logits after a prompt."""
+        return {"float32": self.engine.logits(**request).hex()}
+
+    def answer(self, request: channel.Message) -> channel.Message:
+        """The reply to one request; a bug's exception passes through and ends the process with its traceback."""
+        handler: Callable[..., channel.Message] = getattr(self, request.pop("do"))
+        try:
+            return {"ok": handler(**request)}
+        except RoutingLabError as error:
+            kinds = (kind for kind, branch in channel.ERROR_KINDS.items() if isinstance(error, branch))
+            return {"error": {"kind": next(kinds, "failure"), "message": str(error)}}
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket ``descriptor`` until its other end closes."""
+    connection = Connection(descriptor)
+    requests: queue.SimpleQueue[channel.Message] = queue.SimpleQueue()
+    threading.Thread(target=watch, args=(connection, requests), daemon=True).start()
+    server = Server()
+    while True:
+        channel.send(connection, server.answer(requests.get()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""The override library without this package: by LD_PRELOAD, and with several contexts in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from routing_lab.model import ModelFacts
+from routing_lab.overrides import EXPERTS_ENV
+from routing_lab.runtime import RuntimeOptions
+from routing_lab.runtime.llama import LlamaRuntime
+from routing_lab.runtime.native import override_library
+from routing_lab.schedule import Schedule
+
+BARE = Path(__file__).parent / "bare_llama.py"
+PROMPT = "Q: 347+86=?\n"
+
+
+def run_preloaded(command: list[str], experts: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LD_PRELOAD": str(override_library())}
+    environment.pop(EXPERTS_ENV, None)
+    if experts is not None:
+        environment[EXPERTS_ENV] = experts
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def bare(model: Path, task: str, *arguments: str, experts: str | None = None, preload: bool = True) -> dict:
+    command = [sys.executable, str(BARE), task, str(model), *arguments]
+    if preload:
+        done = run_preloaded(command, experts)
+    else:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), "stderr": done.stderr}
+
+
+@pytest.fixture(scope="module")
+def runtime(model: Path) -> Iterator[LlamaRuntime]:
+    with LlamaRuntime(model, RuntimeOptions(context_tokens=256)) as one:
+        yield one
+
+
+@pytest.mark.model
+def test_a_bare_llama_process_under_preload_has_the_very_logits_of_the_runtime(
+    model: Path, facts: ModelFacts, runtime: LlamaRuntime, mixed: Schedule
+) -> None:
+    for schedule in (mixed, Schedule.baseline(facts)):
+        runtime.apply(schedule)
+        seen = bare(model, "logits", PROMPT, experts=schedule.key(facts))
+        assert seen["logits"] == runtime.logits(PROMPT).hex()
+        assert f"routing_lab: experts per block {schedule.key(facts)}\n" in seen["stderr"]
+
+
+@pytest.mark.model
+def test_preload_without_a_schedule_changes_nothing(model: Path, facts: ModelFacts, runtime: LlamaRuntime) -> None:
+    runtime.apply(Schedule.baseline(facts))
+    seen = bare(model, "logits", PROMPT)
+    assert seen["logits"] == runtime.logits(PROMPT).hex()
+    assert "routing_lab" not in seen["stderr"]
+
+
+@pytest.mark.model
+def test_a_count_above_what_the_block_has_stops_the_program(model: Path, facts: ModelFacts) -> None:
+    command = [sys.executable, str(BARE), "logits", str(model), PROMPT]
+    done = run_preloaded(command, f"2:{facts.experts + 1}")
+    assert done.returncode == 4
+    assert f"block 2 should consult {facts.experts + 1} experts and has {facts.experts}" in done.stderr
+
+
+@pytest.mark.model
+def test_a_warm_up_passes_untouched(model: Path, facts: ModelFacts, mixed: Schedule) -> None:
+    seen = bare(model, "warm-up", experts=mixed.key(facts))
+    assert seen["warm-up"] == [facts.experts] * len(facts.routed_blocks)
+    assert seen["after"] == list(mixed.resolve(facts).values())
+
+
+@pytest.mark.model
+def test_live_contexts_keep_their_schedules_while_their_graphs_are_reused(
+    model: Path, facts: ModelFacts, runtime: LlamaRuntime, mixed: Schedule
+) -> None:
+    one = Schedule.uniform(1, facts)
+    keys = [schedule.key(facts) for schedule in (mixed, one)]
+    seen = bare(model, "two-contexts", str(override_library()), PROMPT, *keys, preload=False)
+    alone = []
+    for schedule in (mixed, one):
+        runtime.apply(schedule)
+        alone.append(runtime.logits(PROMPT).hex())
+    assert seen["first"] == alone
+    assert seen["again"] == alone, "set before each build"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "a number is expected at position 1"),
+        ("eight", "a number is expected at position 1"),
+        ("0-6", "':' is expected at position 4"),
+        ("0-6:", "a number is expected at position 5"),
+        ("0-6:6,", "an entry is expected after the last ','"),
+        ("0-6:6;7:5", "',' is expected at position 6"),
+        ("6-0:6", "block range 6-0 is impossible"),
+        ("0-99999999:6", "block range 0-99999999 is impossible"),
+        ("0:99999999999", "',' is expected"),
+        ("3:0", "block 3 cannot consult 0 experts"),
+        ("0-6:6,6:5", "block 6 is given twice"),
+        (" 0:6", "a number is expected at position 1"),
+        ("0:-6", "a number is expected at position 3"),
+    ],
+)
+def test_a_program_with_a_bad_schedule_in_its_environment_does_not_start(text: str, problem: str) -> None:
+    done = run_preloaded(["/bin/echo", "started"], text)
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert EXPERTS_ENV in done.stderr
+    assert problem in done.stderr
+    assert 'the form is "0-6:6,7-32:5"' in done.stderr
+
+
+def test_a_program_that_has_no_libllama_runs_under_a_good_schedule() -> None:
+    done = run_preloaded(["/bin/echo", "started"], "0-6:6,7-32:5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+
+
+def test_a_server_on_a_libllama_without_the_functions_does_not_start(tmp_path: Path) -> None:
+    library, program = tmp_path / "libllama.so", tmp_path / "server"
+    compiler = ["gcc", "-x", "c", "-"]
+    subprocess.run([*compiler, "-shared", "-o", library], input="void llama_decode(void) {}", text=True, check=True)
+    source = "void llama_decode(void); int main(void) { llama_decode(); return 0; }"
+    linked = ["-x", "none", str(library), f"-Wl,-rpath,{tmp_path}", "-o", str(program)]
+    subprocess.run([*compiler, *linked], input=source, text=True, check=True)
+    done = run_preloaded([str(program)], "0:6")
+    assert done.returncode == 4
+    assert "does not have both functions that the expert override replaces" in done.stderr
+    assert run_preloaded([str(program)], None).returncode == 0
