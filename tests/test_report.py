@@ -273,6 +273,15 @@ def test_a_trial_whose_gate_did_not_run_has_no_share(lab: Lab) -> None:
     assert list(frame["gate_skipped"]) == ["too slow"]
 
 
+def test_block_effects_average_the_trials_that_gave_a_block_a_count(lab: Lab) -> None:
+    frame = report.study_frame(lab.study)
+    effects = report.block_effects(frame)
+    assert list(effects.index) == [0, 1, 2, 3]
+    for block, row in effects.iterrows():
+        for count, mean in row.items():
+            assert mean == pytest.approx(frame[frame[f"block_{block}"] == count]["share_correct"].mean(), nan_ok=True)
+
+
 @given(points=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=30))
 def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     import pandas as pd

@@ -5,7 +5,14 @@ runs a model or decides anything: a report is a view of a study, an evaluation, 
 """
 
 from routing_lab.report.figures import figure_frontier, figure_published, figure_strip
-from routing_lab.report.frames import block_columns, evaluation_frame, frontier, published_frame, study_frame
+from routing_lab.report.frames import (
+    block_columns,
+    block_effects,
+    evaluation_frame,
+    frontier,
+    published_frame,
+    study_frame,
+)
 from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip_cells
 from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
 
@@ -13,6 +20,7 @@ __all__ = [
     "BlockKind",
     "StripCell",
     "block_columns",
+    "block_effects",
     "certificate_table",
     "evaluation_frame",
     "evaluation_table",

@@ -96,9 +96,17 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
         cut = (shown["probes_run"] < shown["probes_total"]).any()
         axes.set_ylabel(f"share of gate probes answered correctly{_CUT if cut else ''}")
         axes.set_ylim(-0.04, 1.06)
+        axes.set_xlim(*_span(shown["speed_ratio"]))
         axes.set_title(f"{len(shown)} trials ({title})")
         _legend(figure, verdicts, line)
     return figure
+
+
+def _span(ratios: pd.Series[float]) -> tuple[float, float]:
+    """Limits of a speed axis: all ratios and the baseline. A very wide interval runs out of it and sets no scale."""
+    low, high = min(ratios.min(), 1.0), max(ratios.max(), 1.0)
+    margin = max(0.07 * (high - low), 0.01)
+    return low - margin, high + margin
 
 
 def _draw_baseline(axes: Axes) -> None:
@@ -198,6 +206,7 @@ def _draw_schedules(axes: Axes, frame: pd.DataFrame) -> None:
         axes.plot([row["speed_ratio"]], [position], look.marker, color=look.colour, **_MARK)
     axes.set_yticks(range(len(rows)), [row["schedule"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(*_span(frame["speed_ratio"]))
     axes.grid(visible=False, axis="y")
 
 

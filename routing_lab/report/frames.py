@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from routing_lab.evaluate import Evaluation, Row
     from routing_lab.search.records import StudyRecord, TrialRecord
 
-__all__ = ["block_columns", "evaluation_frame", "frontier", "published_frame", "study_frame"]
+__all__ = ["block_columns", "block_effects", "evaluation_frame", "frontier", "published_frame", "study_frame"]
 
 # dtype of every fixed column of a study frame; Int64 and string hold missing values, float64 holds NaN for them.
 _STUDY_DTYPES: Final[Mapping[str, str]] = {
@@ -113,6 +113,23 @@ def frontier(frame: pd.DataFrame) -> pd.DataFrame:
     return fastest_first[fastest_first["share_correct"] > best_so_far].iloc[::-1].reset_index(drop=True)
 
 
+def block_effects(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean ``share_correct`` of the trials that gave a block a count: one row per block, one column per count.
+
+    NaN where no trial did. An association and no effect of the block alone: a sampler tries promising schedules more
+    often, and the other blocks of a trial are cut as well.
+    """
+    import pandas as pd
+
+    known = frame.dropna(subset=["share_correct"])
+    means = {
+        int(column.removeprefix(_BLOCK)): known.groupby(column)["share_correct"].mean()
+        for column in block_columns(frame)
+    }
+    table = pd.DataFrame(means).sort_index().T
+    return table.rename_axis(index="block", columns="experts")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Figure 1 and what stands beside it
 
@@ -157,7 +174,7 @@ def published_frame(schedules: Sequence[Schedule]) -> pd.DataFrame:
     """Published results in the columns of ``evaluation_frame``, from the ``source`` section of schedule files.
 
     The ratio is to the published rate of the schedule that leaves every listed block its model's own count; published
-    rates come without intervals and from one question, so those columns are empty.
+    rates come without intervals and counts of probes, so those columns are empty.
 
     Raises:
         UsageError: A schedule has no published rate or status, or none of them is the baseline.
