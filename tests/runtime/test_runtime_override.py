@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_the_array_in_a_gguf_is_ignored_by_the_graph_and_attestation_says_so(
     assert own is not None
     counts = [own] * facts.blocks
     counts[-1] = own - 1
-    trap = rewritten(qwen3moe_expert_used_count=counts)
+    trap = rewritten({"qwen3moe.expert_used_count": counts})
     with LlamaRuntime(trap, RuntimeOptions(context_tokens=256, override="off")) as runtime:
         assert runtime.capability is Capability.UNIFORM_ONLY
         with pytest.raises(AttestationError) as caught:
@@ -99,11 +100,30 @@ def test_the_array_in_a_gguf_is_ignored_by_the_graph_and_attestation_says_so(
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("override", ["auto", "off"])
+def test_a_graph_that_outgrows_llama_cpp_is_refused_in_words_and_the_runtime_goes_on(
+    many_small_experts: Path, override: Literal["auto", "off"]
+) -> None:
+    with LlamaRuntime(many_small_experts, RuntimeOptions(context_tokens=256, override=override)) as runtime:
+        runtime.apply(Schedule.uniform(24, runtime.facts))
+        with pytest.raises(RuntimeUnsupportedError, match="consults 1536 experts over all blocks"):
+            runtime.apply(Schedule.uniform(64, runtime.facts))
+        assert set(runtime.apply(Schedule.uniform(16, runtime.facts)).selected.values()) == {16}
+
+
+@pytest.mark.model
+def test_one_block_may_consult_all_of_its_experts(many_small_experts: Path) -> None:
+    with LlamaRuntime(many_small_experts, RuntimeOptions(context_tokens=256)) as runtime:
+        selected = runtime.apply(Schedule.from_counts("one", {11: 64})).selected
+    assert [selected[block] for block in (10, 11, 12)] == [8, 64, 8]
+
+
+@pytest.mark.model
 def test_the_override_makes_the_array_in_a_gguf_true(rewritten: Callable[..., Path], facts: ModelFacts) -> None:
     own = facts.uniform_experts_used
     assert own is not None
     counts = [own - index % 3 for index in range(facts.blocks)]
-    with LlamaRuntime(rewritten(qwen3moe_expert_used_count=counts), RuntimeOptions(context_tokens=256)) as runtime:
+    with LlamaRuntime(rewritten({"qwen3moe.expert_used_count": counts}), RuntimeOptions(context_tokens=256)) as runtime:
         attestation = runtime.apply(Schedule.baseline(runtime.facts))
     assert dict(attestation.selected) == dict(enumerate(counts))
 

@@ -165,7 +165,7 @@ def test_a_file_that_is_no_model_is_the_users_file_error(tmp_path: Path) -> None
 
 
 def test_a_model_that_libllama_refuses_is_named_with_libllamas_own_reason(rewritten: Callable[..., Path]) -> None:
-    refused = rewritten(tokenizer_ggml_model="telepathy")
+    refused = rewritten({"tokenizer.ggml.model": "telepathy"})
     with pytest.raises(RuntimeUnsupportedError, match=r"(?s)cannot load .*rewritten\.gguf.*telepathy"):
         LlamaRuntime(refused, RuntimeOptions(context_tokens=256))
 
