@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500, help="of each kind (default: 500)")
     parser.add_argument("--seed", type=int, default=1, help="of the fresh problems (default: 1)")
     parser.add_argument("--counts", type=int, nargs="+", default=list(range(8, 0, -1)), help="uniform expert counts")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     sets = [tasks.fresh_problems(kind, arguments.problems, arguments.seed) for kind in tasks.KINDS]
     print("| experts | " + " | ".join(tasks.KINDS) + " | mean |")

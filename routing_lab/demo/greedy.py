@@ -31,10 +31,12 @@ _Handle: TypeAlias = Any
 Logits: TypeAlias = npt.NDArray[np.float32]
 
 
-# The log callback lives as long as the process: llama.cpp keeps the pointer for ever.
-@llama_cpp.llama_log_callback
-def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """Swallow llama.cpp's log."""
+def _discard(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
+    """Swallow a line of llama.cpp's log."""
+
+
+# As long-lived as the process, because llama.cpp keeps the pointer.
+_SILENT: _Handle = llama_cpp.llama_log_callback(_discard)
 
 
 @dataclass(slots=True)
@@ -54,10 +56,10 @@ class GreedyModel:
     Args:
         path: The GGUF file.
         experts_used: Uniform expert count, or None for the model's own.
-        threads: Threads for prompts and decoding.
+        threads: For prompts and decoding; more than one mostly wait for each other in a model so small.
     """
 
-    def __init__(self, path: Path, experts_used: int | None = None, threads: int = 2) -> None:
+    def __init__(self, path: Path, experts_used: int | None = None, threads: int = 1) -> None:
         llama_cpp.llama_backend_init()
         # Kept alive: llama.cpp reads the array while it loads.
         self._overrides = (llama_cpp.llama_model_kv_override * 2)()
@@ -69,7 +71,7 @@ class GreedyModel:
             count.key = b"qwen3moe.expert_used_count"
             count.value.val_i64 = experts_used
             params.kv_overrides = self._overrides
-        llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
         self._model: _Handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeFailureError(f"llama.cpp cannot load {path}")
