@@ -95,7 +95,7 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
         axes.set_xlabel(_SPEED_LABEL)
         cut = (shown["probes_run"] < shown["probes_total"]).any()
         axes.set_ylabel(f"share of gate probes answered correctly{_CUT if cut else ''}")
-        axes.set_ylim(-0.04, 1.06)
+        axes.set_ylim(shown["share_correct"].min() - 0.05, 1.03)
         axes.set_xlim(*_span(shown["speed_ratio"]))
         axes.set_title(f"{len(shown)} trials ({title})")
         _legend(figure, verdicts, line)
@@ -126,7 +126,7 @@ def _draw_frontier(axes: Axes, trials: pd.DataFrame) -> Artist:
 
 def _draw_trials(axes: Axes, trials: pd.DataFrame, look: _Look) -> None:
     ends = [trials["speed_ratio"] - trials["ratio_low"], trials["ratio_high"] - trials["speed_ratio"]]
-    faint: dict[str, Any] = {"elinewidth": 0.9, "ecolor": f"{look.colour}70"}
+    faint: dict[str, Any] = {"elinewidth": 0.9, "ecolor": f"{look.colour}50"}
     axes.errorbar(
         trials["speed_ratio"], trials["share_correct"], xerr=ends, fmt=look.marker, color=look.colour, **faint, **_MARK
     )
