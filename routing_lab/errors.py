@@ -89,7 +89,9 @@ class AttestationError(RuntimeUnsupportedError):
         self.got = got
         seen = "no routed experts at all" if got is None else str(got)
         tail = f"; {detail}" if detail else ""
-        super().__init__(f"attestation failed: block {block} should consult {wanted} experts, the graph consults {seen}{tail}")
+        super().__init__(
+            f"attestation failed: block {block} should consult {wanted} experts, the graph consults {seen}{tail}"
+        )
 
 
 class RuntimeFailureError(RoutingLabError):

@@ -199,12 +199,12 @@ class Schedule:
         A block for multi-token prediction may be listed, since files number the blocks as stored; it does not run in
         the main pass, so its count has no effect and is left out here.
 
-        Raises ``UserFileError`` with every misfit: a section ``model`` that describes another model, blocks that have
-        no routed experts, counts below 1 or above the number of experts.
+        Raises ``UserFileError`` with every misfit: a section ``model`` that describes another model, or else blocks
+        that have no routed experts, counts below 1 or above the number of experts.
         """
         problems = [] if self.model is None else self.model.misfits(facts)
-        for first, last, count in self.ranges():
-            problems += _range_misfits(first, last, count, facts)
+        if not problems:  # of a schedule for another model, its blocks need not be listed one by one
+            problems = [misfit for run in self.ranges() for misfit in _range_misfits(*run, facts)]
         if problems:
             raise UserFileError(f"schedule {self.name}", problems)
         listed = dict(self.experts_used)

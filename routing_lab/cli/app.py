@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from routing_lab import __version__
-from routing_lab.cli.output import print_json
-from routing_lab.errors import InterruptedStudyError, RoutingLabError, RuntimeFailureError, UsageError, UserFileError
+from routing_lab.cli.output import print_json, say_error
+from routing_lab.errors import InterruptedStudyError, RoutingLabError, UsageError, UserFileError
 
 COMMANDS = (
     "doctor",
@@ -75,10 +75,7 @@ class _Parser(argparse.ArgumentParser):
 def _report(error: RoutingLabError, *, as_json: bool) -> int:
     if as_json:
         print_json({"error": _error_fields(error)})
-    print(f"routing-lab: error: {error}", file=sys.stderr)
-    if isinstance(error, RuntimeFailureError) and error.log_tail:
-        print(f"the last words of the model's process:\n{error.log_tail.rstrip()}", file=sys.stderr)
-    return error.exit_code
+    return say_error(error)
 
 
 def _error_fields(error: RoutingLabError) -> dict[str, object]:

@@ -40,9 +40,8 @@ def run(args: argparse.Namespace) -> int:
         measure=options.measure_settings(args), stop_after_failures=1 if args.fail_fast else None
     )
     probes = options.probe_set(args)
-    facts = options.read_facts(args)
-    for schedule in schedules:
-        schedule.resolve(facts)  # a misfit is said before minutes are spent on loading and measuring
+    # A misfit is said before minutes are spent on loading and measuring.
+    options.check_fit(schedules, args.schedules, options.read_facts(args))
     with options.open_runtime(args) as runtime, progress_console().status("loading the model") as status:
         result = evaluate(runtime, probes, schedules, settings, on_progress=status.update)
     if args.json:

@@ -81,7 +81,7 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded: threads, context, placement, library."""
     group = parser.add_argument_group("how the model is loaded")
-    group.add_argument("--threads", type=positive, metavar="N", help="default: the cores this process may use")
+    group.add_argument("--threads", type=positive, metavar="N", help="default: every core, but 1 for a tiny model")
     group.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens (default: %(default)s)")
     group.add_argument("--gpu-layers", type=non_negative, metavar="N", help="layers kept on the GPU (default: 0)")
     group.add_argument(
@@ -199,6 +199,18 @@ def _append_loaded(schedules: list[Schedule], path: Path) -> None:
     from routing_lab.schedule import Schedule
 
     schedules.append(Schedule.load(path))
+
+
+def check_fit(schedules: list[Schedule], paths: list[Path], facts: ModelFacts) -> None:
+    """Check that every schedule fits the model; messages name its file, which is what the user gave."""
+    collect_problems([partial(_fit, schedule, path, facts) for schedule, path in zip(schedules, paths, strict=True)])
+
+
+def _fit(schedule: Schedule, path: Path, facts: ModelFacts) -> None:
+    try:
+        schedule.resolve(facts)
+    except UserFileError as error:
+        raise UserFileError(str(path), error.problems) from None
 
 
 def collect_problems(checks: Iterable[Check]) -> None:

@@ -10,11 +10,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from routing_lab.errors import RoutingLabError, RuntimeFailureError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["console", "fact_table", "plain", "print_json", "progress_console", "size"]
+__all__ = ["console", "fact_table", "plain", "print_json", "progress_console", "say_error", "size"]
 
 
 def print_json(value: object) -> None:
@@ -36,6 +38,14 @@ def plain(value: object) -> Any:  # noqa: ANN401 - JSON's own types
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def say_error(error: RoutingLabError) -> int:
+    """Say on stderr what went wrong and return the exit code; for commands whose results are printed already, too."""
+    print(f"routing-lab: error: {error}", file=sys.stderr)
+    if isinstance(error, RuntimeFailureError) and error.log_tail:
+        print(f"the last words of the model's process:\n{error.log_tail.rstrip()}", file=sys.stderr)
+    return error.exit_code
 
 
 def console() -> Console:

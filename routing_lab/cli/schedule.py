@@ -10,7 +10,6 @@ from routing_lab.cli import options
 from routing_lab.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from routing_lab.model import ModelFacts
     from routing_lab.schedule import Schedule
 
 
@@ -56,7 +55,7 @@ def run_check(args: argparse.Namespace) -> int:
     schedules = options.load_schedules(args.schedules)
     if not args.format_only:
         facts = options.read_facts(args)
-        options.collect_problems([_resolving(schedule, facts) for schedule in schedules])
+        options.check_fit(schedules, args.schedules, facts)
     if args.json:
         print_json([{"file": path, "schedule": one.name} for path, one in zip(args.schedules, schedules, strict=True)])
         return 0
@@ -72,6 +71,7 @@ def run_show(args: argparse.Namespace) -> int:
 
     facts = options.read_facts(args)
     (schedule,) = options.load_schedules([args.schedule])
+    options.check_fit([schedule], [args.schedule], facts)
     stock = override_kv(schedule, facts) if schedule.uniform_count(facts) is not None else None
     fields: dict[str, Any] = {
         "schedule": schedule.name,
@@ -103,6 +103,7 @@ def run_diff(args: argparse.Namespace) -> int:
 
     facts = options.read_facts(args)
     before, after = options.load_schedules([args.before, args.after])
+    options.check_fit([before, after], [args.before, args.after], facts)
     changes = diff(before, after, facts)
     if args.json:
         print_json({"before": before.name, "after": after.name, "changes": changes})
@@ -113,10 +114,6 @@ def run_diff(args: argparse.Namespace) -> int:
         blocks = str(change.first) if change.first == change.last else f"{change.first}-{change.last}"
         print(f"{blocks}: {change.before} -> {change.after}")
     return 0
-
-
-def _resolving(schedule: Schedule, facts: ModelFacts) -> options.Check:
-    return lambda: schedule.resolve(facts)
 
 
 def _source_line(schedule: Schedule) -> str:

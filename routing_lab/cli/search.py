@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console
+from routing_lab.cli.output import console, print_json, progress_console, say_error
 from routing_lab.errors import NothingAcceptedError
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
         facts = runtime.facts
     _print_result(args, result, facts)
     if not result.candidates:
-        raise NothingAcceptedError(
-            f"none of the {len(result.study.evaluated)} schedules of study {args.study} passed the gate; "
-            "search longer, or widen the space towards the model's own counts"
+        return say_error(
+            NothingAcceptedError(
+                f"none of the {len(result.study.evaluated)} schedules of study {args.study} passed the gate; "
+                "search longer, or widen the space towards the model's own counts"
+            )
         )
     return 0
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console
+from routing_lab.cli.output import console, print_json, progress_console, say_error
 from routing_lab.cli.search import add_study
 from routing_lab.errors import NothingAcceptedError
 from routing_lab.schedule import format_counts
@@ -71,7 +71,11 @@ def run(args: argparse.Namespace) -> int:
     )
     probes = options.probe_set(args)
     options.check_output(args.output)
-    schedules = options.load_schedules(args.schedule) if args.schedule else _candidates(args)
+    if args.schedule:
+        schedules = options.load_schedules(args.schedule)
+        options.check_fit(schedules, args.schedule, options.read_facts(args))
+    else:
+        schedules = _candidates(args)
     with options.open_runtime(args) as runtime, _Status() as status:
         result = validate(runtime, probes, schedules, settings, on_progress=status.update)
         facts = runtime.facts
@@ -81,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
         print_json(_fields(result, args.output))
     else:
         console().print(validated_table(result.results))
-    certificate = result.require_certificate()
+    try:
+        certificate = result.require_certificate()
+    except NothingAcceptedError as error:
+        return say_error(error)  # the results themselves are printed already
     if not args.json:
         out = console()
         out.print(certificate_table(certificate))

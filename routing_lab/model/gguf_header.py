@@ -1,7 +1,7 @@
 """Reads the header of one GGUF file: metadata and the list of tensors, never tensor data.
 
-The gguf package's own ``GGUFReader`` makes numpy arrays of every token of the vocabulary: 7 seconds and 520 MB of
-memory for 152 000 tokens and as many merges, against 0.26 seconds and 35 MB here (start of Python included, two cores
+The gguf package's own ``GGUFReader`` makes numpy arrays of every token of the vocabulary: 7 to 11 seconds and 520 MB of
+memory for 152 000 tokens and as many merges, against 0.26 seconds and 35 MB here (import included, two cores
 busy with other work). It also trusts every count and length it finds, so that a damaged file can make it raise nearly
 anything, loop, or allocate without end. This reader keeps only what the facts need, checks each count and length
 against the bytes that are there, and ends in ``CorruptHeaderError`` or a header.

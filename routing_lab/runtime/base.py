@@ -41,7 +41,9 @@ class Capability(StrEnum):
 class RuntimeOptions:
     """How a model is loaded; nothing in here changes what is computed except through rounding.
 
-    ``context_tokens`` bounds prompt plus completion. ``threads`` of ``None`` means all the cores this process may use.
+    ``context_tokens`` bounds prompt plus completion. ``threads`` of ``None`` means all the cores this process may use,
+    or one for a model so small that threads would only wait for each other; a loaded runtime's own options name the
+    number.
     ``library_dir`` is the folder that holds libllama (``None``: the one ``llama-cpp-python`` would load, which honours
     ``LLAMA_CPP_LIB_PATH``). ``request_timeout_s`` bounds one request to the model's process before it counts as hung.
     """

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +29,9 @@ from routing_lab.runtime.process import ModelProcess
 from routing_lab.runtime.symbols import unfit_reason
 from routing_lab.schedule import Schedule
 
-__all__ = ["LlamaRuntime", "available_cores", "libllama_path"]
+__all__ = ["LlamaRuntime", "available_cores", "default_threads", "libllama_path"]
+
+_TINY_MODEL_BYTES = 32 * 2**20
 
 # What llama.cpp says before it aborts on a graph with more nodes than it has room for.
 _GRAPH_TOO_LARGE = ("cgraph->n_nodes <", "not enough space in the context's memory pool")
@@ -65,6 +67,15 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_threads(facts: ModelFacts) -> int:
+    """Threads for a model where the user names none: every core, but one for a model that fits a core's caches.
+
+    Threads meet at a barrier after every node of the graph, hundreds of times per token. A tiny model decodes a token
+    in half a millisecond, so the barriers cost more than a second core brings, and on a busy machine far more.
+    """
+    return 1 if facts.size_bytes < _TINY_MODEL_BYTES else available_cores()
+
+
 @functools.cache
 def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
     with path.open("rb") as file:
@@ -85,8 +96,10 @@ class LlamaRuntime:
     """
 
     def __init__(self, model: Path, options: RuntimeOptions | None = None) -> None:
-        self._options = options or RuntimeOptions()
         self._facts = ModelFacts.read(model)
+        given = options or RuntimeOptions()
+        # Resolved here and not where it is used, so that studies and certificates name the number that was used.
+        self._options = replace(given, threads=given.threads or default_threads(self._facts))
         self._options.placement.check(self._facts)
         self._library = libllama_path(self._options.library_dir)
         self._override, self._no_override = self._find_override()
@@ -218,7 +231,7 @@ class LlamaRuntime:
             model=str(self._facts.files[0]),
             architecture=self._facts.architecture,
             override_library=str(self._override) if self._override else None,
-            threads=options.threads or available_cores(),
+            threads=options.threads or default_threads(self._facts),
             context_tokens=options.context_tokens,
             batch_tokens=options.batch_tokens,
             kv_type=options.kv_type,

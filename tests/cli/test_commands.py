@@ -1,0 +1,274 @@
+"""The command line as a user meets it: what is printed, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from routing_lab import demo
+from routing_lab.cli import main
+from routing_lab.cli.app import COMMANDS
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO_SCHEDULES = sorted((ROOT / "schedules" / "demo").glob("*.yaml"))
+FIGURE_1 = sorted((ROOT / "schedules" / "figure-1").glob("*.yaml"))
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, object]:
+    code = main([str(word) for word in argv] + ["--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def exit_code(argv: Sequence[str | Path]) -> object:
+    try:
+        return main([str(word) for word in argv])
+    except SystemExit as stop:  # argparse leaves by itself
+        return stop.code
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *argv: str | Path) -> str:
+    """Run a command that must fail with ``code`` and one message; return the message."""
+    assert exit_code(argv) == code
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert "Traceback" not in error
+    return error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    if "ACTION" not in text:
+        assert "example:" in text
+        assert "--json" in text
+
+
+def test_help_and_version_work_as_a_process_and_load_nothing_heavy() -> None:
+    code = "import sys; sys.argv = ['routing-lab', '--version']; from routing_lab.cli import main\n"
+    code += "try:\n    main()\nexcept SystemExit: print('optuna' in sys.modules, 'llama_cpp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("routing-lab ")
+    assert done.stdout.endswith("False False\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Commands that read files only
+
+
+def test_model_without_a_file_is_the_demo_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, facts = run_json(capsys, "model")
+    assert code == 0
+    assert isinstance(facts, dict)
+    assert facts["architecture"] == "qwen3moe"
+    assert facts["routed_blocks"] == list(range(6))
+    assert facts["files"] == [str(demo.model_path())]
+
+
+def test_model_prints_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model"]) == 0
+    out = capsys.readouterr().out
+    assert "blocks with routed experts" in out
+    assert "0-5" in out
+
+
+def test_every_shipped_schedule_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "check", *map(str, DEMO_SCHEDULES)]) == 0
+    assert main(["schedule", "check", "--format-only", *map(str, FIGURE_1)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(DEMO_SCHEDULES) + len(FIGURE_1)
+    assert len(FIGURE_1) == 9
+
+
+def test_a_schedule_of_another_model_is_refused_with_every_file_named(capsys: pytest.CaptureFixture[str]) -> None:
+    error = fails(capsys, 3, "schedule", "check", *FIGURE_1)
+    assert all(path.name in error or path.stem in error for path in FIGURE_1)
+
+
+def test_schedule_show_prints_ranges_override_and_strip(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "schedules" / "demo" / "late-half.yaml"
+    code, fields = run_json(capsys, "schedule", "show", path)
+    assert code == 0
+    assert isinstance(fields, dict)
+    assert fields["experts_used"] == "0-2:8,3-5:4"
+    assert fields["override"] == 'ROUTING_LAB_EXPERTS="0-2:8,3-5:4"'
+    assert fields["override_kv"] is None
+    assert main(["schedule", "show", str(path)]) == 0
+    assert "block" in capsys.readouterr().out
+
+
+def test_schedule_diff_names_the_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "schedules" / "demo"
+    assert main(["schedule", "diff", str(folder / "early-half.yaml"), str(folder / "late-half.yaml")]) == 0
+    assert capsys.readouterr().out == "0-2: 4 -> 8\n3-5: 8 -> 4\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A user's mistakes: one message and the documented exit code
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["nonsense"],
+        ["search", "--trials", "0"],
+        ["search", "--hours", "nan"],
+        ["validate", "--margin", "2"],
+        ["evaluate"],
+        ["export"],
+        ["doctor", "--threads", "-1"],
+        ["search", "--model", "other.gguf"],
+    ],
+)
+def test_a_wrong_call_is_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 2, *argv)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF", b"not a model", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
+@pytest.mark.parametrize("command", ["model", "schedule show"])
+def test_a_bad_model_file_is_one_clear_error(
+    command: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.gguf"
+    if content is not None:
+        file.write_bytes(content)
+    argv = ["model", file] if command == "model" else ["schedule", "show", DEMO_SCHEDULES[0], "--model", file]
+    assert "model.gguf" in fails(capsys, 3, *argv)
+
+
+def test_all_problems_of_a_schedule_file_are_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("schedule: bad\nexperts_used:\n  0-2: 0\n  2-3: x\n  9: 4\nexpert_used: 3\n", encoding="utf-8")
+    error = fails(capsys, 3, "schedule", "check", file)
+    assert error.count("experts_used") >= 2
+    code, fields = run_json(capsys, "schedule", "check", file)
+    assert code == 3
+    assert isinstance(fields, dict)
+    assert len(fields["error"]["problems"]) >= 2
+
+
+def test_an_export_without_a_certificate_is_refused_and_labelled_when_insisted_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schedule = DEMO_SCHEDULES[0]
+    assert "--unvalidated" in fails(capsys, 2, "export", "--schedule", schedule)
+    assert main(["export", "--schedule", str(schedule), "--unvalidated"]) == 0
+    assert "UNVALIDATED" in capsys.readouterr().out
+
+
+def test_validating_a_study_that_is_not_there_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = fails(capsys, 3, "validate", "--storage", tmp_path / "none.db", "--output", tmp_path / "c.yaml")
+    assert "none.db" in error
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(capsys, 2, "validate", "--storage", tmp_path / "none.db", "--output", tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The main job, with real llama.cpp on the demo model
+
+
+@pytest.mark.model
+def test_doctor_attests_the_override(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "doctor")
+    assert code == 0
+    assert isinstance(report, dict)
+    assert report["override"] == "attested"
+    assert len(set(report["attested"].values())) == 2
+
+
+@pytest.mark.model
+def test_doctor_says_why_the_override_is_not_usable(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "doctor", "--stock")
+    assert code == 4
+    assert isinstance(report, dict)
+    assert report["override"] == "unsupported"
+    assert report["reason"]
+
+
+@pytest.mark.model
+def test_a_uniform_schedule_runs_without_the_override_and_another_one_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = ROOT / "schedules" / "demo"
+    measured = ["--tokens", "8", "--rounds", "6", "--context", "512", "--stock"]
+    code, table = run_json(capsys, "evaluate", folder / "uniform-4.yaml", folder / "late-half.yaml", *measured)
+    assert code == 0
+    assert isinstance(table, dict)
+    uniform, late = table["schedules"]
+    assert uniform["error"] is None
+    assert uniform["speed"]["rounds"] == 6
+    assert late["speed"] is None
+    assert "per block" in late["error"]
+
+
+@pytest.mark.model
+def test_search_validate_and_export_go_hand_in_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["--storage", str(tmp_path / "studies.db"), "--study", "t"]
+    quick = ["--tokens", "8", "--rounds", "6", "--context", "512"]
+    code, found = run_json(capsys, "search", *study, *quick, "--trials", "4")
+    assert isinstance(found, dict)
+    assert code in {0, 5}
+    assert len(found["trials"]) == 4
+    # The same command again has nothing left to do and says the same.
+    code, again = run_json(capsys, "search", *study, *quick, "--trials", "4")
+    assert isinstance(again, dict)
+    assert [trial["key"] for trial in again["trials"]] == [trial["key"] for trial in found["trials"]]
+    # Whether these schedules are accepted depends on noise at 8 tokens; either way the word, the code and the file agree.
+    certificate = tmp_path / "certificate.yaml"
+    schedule = ROOT / "schedules" / "demo" / "uniform-6.yaml"
+    code, result = run_json(
+        capsys, "validate", "--schedule", schedule, *quick, "--margin", "0.1", "--output", certificate
+    )
+    capsys.readouterr()
+    assert isinstance(result, dict)
+    assert result["accepted"] == certificate.exists() == (code == 0)
+    if code == 0:
+        code, exported = run_json(capsys, "export", certificate)
+        assert code == 0
+        assert isinstance(exported, dict)
+        assert exported["validated"] is True
+        assert exported["environment"]["ROUTING_LAB_EXPERTS"] == "0-5:6"
+
+
+@pytest.mark.model
+def test_ctrl_c_saves_the_study_and_says_how_to_go_on(tmp_path: Path) -> None:
+    import signal
+    import time
+
+    storage = tmp_path / "studies.db"
+    argv = [sys.executable, "-m", "routing_lab", "search", "--storage", str(storage), "--study", "t", "--trials", "500"]
+    process = subprocess.Popen([*argv, "--tokens", "8", "--context", "512"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not _evaluated(storage) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert f"routing-lab search --study t --storage {storage}" in error
+    assert _evaluated(storage) >= 1
+
+
+def _evaluated(storage: Path) -> int:
+    from routing_lab.errors import RoutingLabError
+    from routing_lab.search import load_study
+
+    try:
+        return len(load_study(storage, "t").evaluated)
+    except RoutingLabError:
+        return 0
