@@ -1,0 +1,155 @@
+"""Run probes on a runtime under the schedule it has applied, and judge each completion as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from routing_lab.answers import Judge, Status
+from routing_lab.errors import RuntimeFailureError
+from routing_lab.probes.probeset import Probe, ProbeSet
+from routing_lab.runtime.base import Generation, Runtime
+
+__all__ = ["KEPT_CHARACTERS", "MAX_CONSECUTIVE_ERRORS", "Outcome", "rendered_prompt", "run_probes", "thinking_is_open"]
+
+KEPT_CHARACTERS = 2000
+"""Characters of a completion that an outcome keeps: its end, where the answer is."""
+
+MAX_CONSECUTIVE_ERRORS = 3
+"""A process that dies this often in a row will not live on the next probe either, and each try may cost a time-out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one probe gave under one schedule.
+
+    ``reason`` says more than the status where there is more to say (``budget``, ``ambiguous``; the runtime's message
+    for ``runtime_error``). ``text`` is the completion, of a long one the last ``KEPT_CHARACTERS`` characters.
+    ``llama_seconds`` is the part of ``seconds`` spent inside libllama, ``tokens`` are the generated ones, and
+    ``smallest_margin`` (logits) is how close the completion came to being another one, where that was asked for.
+    """
+
+    probe: str
+    status: Status
+    reason: str | None
+    extracted: str | None
+    text: str
+    prompt_tokens: int
+    tokens: int
+    seconds: float
+    llama_seconds: float
+    smallest_margin: float | None = None
+
+    @property
+    def correct(self) -> bool:
+        """Whether the exact answer was given."""
+        return self.status is Status.CORRECT
+
+
+def run_probes(
+    runtime: Runtime,
+    probe_set: ProbeSet,
+    probes: Sequence[Probe],
+    judge: Judge,
+    *,
+    stop_after_failures: int | None = 1,
+    excused: Collection[str] = (),
+    margins: bool = False,
+    progress: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Run ``probes`` in their order, each from an empty cache, and return their outcomes.
+
+    The list is shorter than ``probes`` when the run stopped early: after ``stop_after_failures`` outcomes that are not
+    correct (``None``: never), or after ``MAX_CONSECUTIVE_ERRORS`` runtime errors in a row. A runtime error counts as
+    not correct: once it has happened the run cannot become a pass. Probes in ``excused`` (ids) do not count; that is
+    for a policy under which the baseline's own failures are no objection.
+
+    A model process that dies is an outcome (``runtime_error``); the runtime has replaced it by then. Any other
+    exception is a broken set-up or a bug and is let through.
+
+    Raises:
+        ValueError: ``stop_after_failures`` is not positive.
+    """
+    if stop_after_failures is not None and stop_after_failures < 1:
+        raise ValueError(f"stop_after_failures must be positive or None, got {stop_after_failures}")
+    outcomes: list[Outcome] = []
+    failures = errors_in_a_row = 0
+    for probe in probes:
+        outcome = _run_one(runtime, probe_set, probe, judge, margins=margins)
+        outcomes.append(outcome)
+        if progress is not None:
+            progress(outcome)
+        errors_in_a_row = errors_in_a_row + 1 if outcome.status is Status.RUNTIME_ERROR else 0
+        failures += not outcome.correct and probe.id not in excused
+        if failures == stop_after_failures or errors_in_a_row == MAX_CONSECUTIVE_ERRORS:
+            break
+    return outcomes
+
+
+def rendered_prompt(runtime: Runtime, probe_set: ProbeSet, probe: Probe) -> str:
+    """The raw text that the model gets for ``probe``: the prompt itself, or the model's chat template around it."""
+    if probe_set.prompt == "raw":
+        return probe.prompt
+    return runtime.render_chat(probe.prompt, thinking=probe_set.thinking)
+
+
+def thinking_is_open(rendered: str, user: str = "") -> bool:
+    """Whether a rendered prompt ends inside a reasoning block, so that the completion starts in the middle of it.
+
+    Templates of reasoning models open the tag themselves. Tags that the user's message brings along do not count: a
+    question *about* ``<think>`` opens nothing. (They are counted rather than cut out, since a message as short as
+    "hi" stands in the tag itself.)
+    """
+    opened = rendered.count("<think>") - user.count("<think>")
+    closed = rendered.count("</think>") - user.count("</think>")
+    return opened > closed
+
+
+def _run_one(runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, *, margins: bool) -> Outcome:
+    try:
+        rendered = rendered_prompt(runtime, probe_set, probe)
+        generation = runtime.generate(
+            rendered, max_tokens=probe_set.budget(probe), stop=probe_set.stop, margins=margins
+        )
+    except RuntimeFailureError as failure:
+        return _runtime_error(probe, failure)
+    user = probe.prompt if probe_set.prompt == "chat" else ""
+    return _judged(probe_set, probe, generation, judge, thinking_open=thinking_is_open(rendered, user))
+
+
+def _judged(probe_set: ProbeSet, probe: Probe, generation: Generation, judge: Judge, *, thinking_open: bool) -> Outcome:
+    judgement = judge.judge(
+        generation.text,
+        expected=probe.answer,
+        answer_type=probe.type,
+        finish_reason=generation.finish_reason,
+        places=probe.places,
+        mode=probe_set.extract,
+        thinking_open=thinking_open,
+    )
+    return Outcome(
+        probe=probe.id,
+        status=judgement.status,
+        reason=judgement.reason,
+        extracted=judgement.extracted,
+        text=generation.text[-KEPT_CHARACTERS:],
+        prompt_tokens=generation.prompt_tokens,
+        tokens=generation.tokens,
+        seconds=generation.seconds,
+        llama_seconds=generation.llama_seconds,
+        smallest_margin=generation.smallest_margin,
+    )
+
+
+def _runtime_error(probe: Probe, failure: RuntimeFailureError) -> Outcome:
+    return Outcome(
+        probe=probe.id,
+        status=Status.RUNTIME_ERROR,
+        reason=str(failure),
+        extracted=None,
+        text="",
+        prompt_tokens=0,
+        tokens=0,
+        seconds=0.0,
+        llama_seconds=0.0,
+    )
