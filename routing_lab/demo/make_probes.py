@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from routing_lab import demo
-from routing_lab.answers import Judge
+from routing_lab.answers import AnswerType, Judge
 from routing_lab.demo.tasks import KINDS, fresh_problems
+from routing_lab.errors import NothingAcceptedError
+from routing_lab.model import model_digest
 from routing_lab.probes import Probe, ProbeSet, run_probes
 from routing_lab.runtime.base import Runtime, RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime
@@ -42,14 +45,18 @@ def _of_kind(kind: str, seed: int) -> Iterator[Probe]:
             id=f"{kind}-{'h' if holdout else 'g'}{number if holdout else number - HOLDOUT_PER_KIND:02}",
             prompt=problem.prompt,
             answer=problem.answer,
-            type=problem.answer_type,  # type: ignore[arg-type] - a word that ProbeSet checks
+            type=cast("AnswerType", problem.answer_type),
             split="holdout" if holdout else "gate",
             tags=(kind,),
         )
 
 
 def screened(probes: ProbeSet, runtime: Runtime, seed: int) -> ProbeSet:
-    """The set with the first ``GATE_PER_KIND`` gate problems of each kind that the full model answers."""
+    """The set with the first ``GATE_PER_KIND`` gate problems of each kind that the full model answers.
+
+    Raises:
+        NothingAcceptedError: The model answers too few problems of a kind to fill its gate.
+    """
     runtime.apply(Schedule.baseline(runtime.facts))
     with Judge() as judge:
         outcomes = run_probes(runtime, probes, probes.split("gate"), judge, stop_after_failures=None)
@@ -59,6 +66,8 @@ def screened(probes: ProbeSet, runtime: Runtime, seed: int) -> ProbeSet:
     for kind in KINDS:
         candidates = [probe for probe in probes.split("gate") if kind in probe.tags]
         passing = [probe for probe in candidates if probe.id in correct][:GATE_PER_KIND]
+        if len(passing) < GATE_PER_KIND:
+            raise NothingAcceptedError(f"the model answers {len(passing)} of {len(candidates)} problems of {kind}")
         kept += passing
         replaced += sum(probe.id not in correct for probe in candidates[: candidates.index(passing[-1])])
     return ProbeSet(
@@ -69,6 +78,7 @@ def screened(probes: ProbeSet, runtime: Runtime, seed: int) -> ProbeSet:
         source={
             "script": "python -m routing_lab.demo.make_probes",
             "seed": seed,
+            "screened_with": model_digest(runtime.facts),
             "gate_problems_replaced": replaced,
             "holdout_problems_replaced": 0,
         },

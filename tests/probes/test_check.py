@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from fakelab import make_facts, make_probes, make_runtime
 
+from routing_lab import demo
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import UsageError
+from routing_lab.probes import ProbeSet
 from routing_lab.probes.check import check_probes
 from routing_lab.probes.power import failure_bound
+from routing_lab.runtime import RuntimeOptions, open_runtime
 
 
 def check(runtime, probe_set, **options):
@@ -91,3 +94,12 @@ def test_a_runtime_that_keeps_dying_leaves_probes_that_did_not_run(tmp_path: Pat
 def test_a_bound_of_nonsense_is_a_usage_error(tmp_path: Path, bound: float) -> None:
     with pytest.raises(UsageError):
         check(make_runtime(make_facts(tmp_path)), make_probes(), wanted_bound=bound)
+
+
+@pytest.mark.model
+def test_the_demo_model_answers_every_probe_of_its_own_gate() -> None:
+    with open_runtime(demo.model_path(), RuntimeOptions(context_tokens=512)) as runtime:
+        report = check(runtime, ProbeSet.load(demo.probes_path()))
+    assert report.sound
+    assert all(passed.smallest_margin is not None and passed.smallest_margin > 0 for passed in report.passes)
+    assert all(passed.tokens < passed.budget for passed in report.passes)

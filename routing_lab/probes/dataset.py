@@ -1,0 +1,457 @@
+"""Make a probe set out of a data set: a recipe says which columns hold what, a seed says which rows are taken.
+
+Sources are data sets on the Hugging Face hub (through ``datasets``, imported only when rows are read) and local
+parquet, JSON-lines and CSV files. A row becomes a probe only if its answer can be checked exactly; every row that does
+not is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+from routing_lab.answers import AnswerType
+from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.probes.probeset import Extract, Probe, ProbeSet, PromptStyle, Split
+
+__all__ = ["MAX_FIELD_CHARACTERS", "RECIPES", "DatasetImport", "Recipe", "Rejection", "import_probes", "load_rows"]
+
+MAX_FIELD_CHARACTERS = 20_000
+"""Longest question or answer field that is looked at; it also bounds what a user's own regular expression runs over."""
+
+Row = Mapping[str, Any]
+
+_ENDING = "Work it out step by step. Then write the final answer on a line of its own, in the form `Answer: "
+_NUMBER = "{question}\n\n" + _ENDING + "N`."
+_BOXED = "{question}\n\n" + _ENDING + r"\boxed{...}`."
+_CHOICE = "{question}\n\n{choices}\n\n" + _ENDING + "X`, where X is the letter of the right choice."
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    r"""How the rows of one data set become probes.
+
+    Args:
+        name: Short name; the default name of the probe set, and the start of its ids.
+        hub: Data set on the Hugging Face hub, as ``owner/name``; ``config`` and ``split`` say which part of it.
+        question: Column with the question.
+        answer: Column with the answer: a text, a number, or for ``choices`` also the 0-based place of the right one.
+        answer_type: Type of the answer; ``places`` goes with ``decimal``.
+        answer_regex: Where the answer stands in its column: the last match counts, and of it group 1 (without groups,
+            all of it). ``None``: the whole field.
+        choices: Column with the list of choices (of a ``choice`` question); they are labelled A, B, C, ...
+        template: The prompt; ``{question}`` and ``{choices}`` are replaced, other braces are left alone.
+        max_tokens: Budget of a completion.
+    """
+
+    name: str
+    question: str
+    answer: str
+    answer_type: AnswerType
+    hub: str | None = None
+    config: str | None = None
+    split: str = "train"
+    answer_regex: str | None = None
+    choices: str | None = None
+    places: int | None = None
+    template: str = "{question}"
+    prompt: PromptStyle = "chat"
+    extract: Extract = "declared"
+    max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        faults = [fault for fault in self._faults() if fault]
+        if faults:
+            raise UsageError(f"recipe {self.name}: " + "; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
+        if self.answer_type not in get_args(AnswerType):
+            yield f"unknown answer type {self.answer_type!r}; known: {', '.join(get_args(AnswerType))}"
+        if (self.places is None) == (self.answer_type == "decimal"):
+            yield "decimal answers, and only they, need a number of places"
+        if "{question}" not in self.template:
+            yield "the template has no {question}"
+        if (self.choices is not None) != ("{choices}" in self.template):
+            yield "a column of choices and {choices} in the template go together"
+        if self.answer_regex is not None:
+            yield _regex_fault(self.answer_regex)
+
+
+def _regex_fault(pattern: str) -> str:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"the answer regex {pattern!r} is no regular expression: {error}"
+    return f"the answer regex {pattern!r} has {compiled.groups} groups; at most one can be the answer" * (
+        compiled.groups > 1
+    )
+
+
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="gsm8k",
+            hub="openai/gsm8k",
+            config="main",
+            split="test",
+            question="question",
+            answer="answer",  # a worked solution that ends with "#### 42"
+            answer_regex=r"####\s*(.+)",
+            answer_type="integer",
+            template=_NUMBER,
+        ),
+        Recipe(
+            name="math-500",
+            hub="HuggingFaceH4/MATH-500",
+            split="test",
+            question="problem",
+            answer="answer",
+            answer_type="rational",  # what is no number (intervals, vectors, terms) is rejected, with its reason
+            template=_BOXED,
+            max_tokens=4096,
+        ),
+        Recipe(
+            name="aime-2024",
+            hub="HuggingFaceH4/aime_2024",
+            split="train",
+            question="problem",
+            answer="answer",
+            answer_type="integer",
+            template=_NUMBER,
+            max_tokens=16384,
+        ),
+        Recipe(
+            name="aime-2025",
+            hub="math-ai/aime25",
+            split="test",
+            question="problem",
+            answer="answer",
+            answer_type="integer",
+            template=_NUMBER,
+            max_tokens=16384,
+        ),
+        Recipe(
+            name="mmlu",
+            hub="cais/mmlu",
+            config="all",
+            split="test",
+            question="question",
+            choices="choices",
+            answer="answer",  # 0-based place of the right choice
+            answer_type="choice",
+            template=_CHOICE,
+        ),
+        Recipe(
+            name="mmlu-pro",
+            hub="TIGER-Lab/MMLU-Pro",
+            split="test",
+            question="question",
+            choices="options",
+            answer="answer",  # a letter
+            answer_type="choice",
+            template=_CHOICE,
+            max_tokens=2048,
+        ),
+    )
+}
+"""Ready recipes; columns and splits as their cards on the hub describe them (November 2026)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A row that could not be made into a probe; ``row`` counts from 0 in the source."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetImport:
+    """A probe set made from a data set, and what was left out.
+
+    ``examined`` of the source's ``rows`` were looked at: all of them, or as many as it took to reach the limit.
+    """
+
+    probe_set: ProbeSet
+    rows: int
+    examined: int
+    rejections: tuple[Rejection, ...]
+
+    def reasons(self) -> dict[str, int]:
+        """How often each kind of reason occurs (the part before the first colon), most frequent first."""
+        return dict(Counter(rejection.reason.partition(":")[0] for rejection in self.rejections).most_common())
+
+
+def import_probes(
+    source: str,
+    recipe: Recipe | None = None,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    gate_share: float = 0.5,
+    name: str | None = None,
+) -> DatasetImport:
+    """Make a probe set from ``source``: the name of a ready recipe, ``owner/name`` on the hub, or a local file.
+
+    Rows are taken in an order drawn with ``seed`` until ``limit`` probes are found (``None``: all rows). The first
+    ``gate_share`` of them, rounded up, become the gate, the rest the holdout. ``recipe`` is needed for everything but
+    the name of a ready one; a local file with the columns of a ready recipe can be read with ``RECIPES[...]``.
+
+    Raises:
+        UsageError: No recipe, a missing column, an option out of range, or the hub does not have the data set or
+            cannot be reached.
+        UserFileError: The local file is missing or unreadable, or none of its rows gives a probe.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit must be at least 1, got {limit}")
+    if not 0 <= gate_share <= 1:
+        raise UsageError(f"the share of the gate must be between 0 and 1, got {gate_share}")
+    recipe = recipe or RECIPES.get(source)
+    if recipe is None:
+        raise UsageError(f"{source} needs column names and an answer type; ready recipes: {', '.join(RECIPES)}")
+    rows = load_rows(source, recipe)
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)  # noqa: S311 - a sample, not a secret
+    probes, rejections, examined = _convert(rows, order, recipe, limit)
+    if not probes:
+        kinds = "; ".join(sorted({rejection.reason for rejection in rejections})[:5]) or "it has no rows"
+        raise UserFileError(source, [Problem("", f"no row of {len(rows)} gives a probe: {kinds}")])
+    in_gate = math.ceil(gate_share * len(probes))
+    origin = {
+        "data set": source if source in RECIPES or Path(source).suffix else recipe.hub or source,
+        "recipe": recipe.name,
+        "split": recipe.split,
+        "seed": seed,
+        "rows": len(rows),
+        "examined": examined,
+        "rejected": len(rejections),
+    }
+    probe_set = ProbeSet(
+        name=name or recipe.name,
+        prompt=recipe.prompt,
+        max_tokens=recipe.max_tokens,
+        extract=recipe.extract,
+        source=origin,
+        items=tuple(_in_split(probe, "gate" if place < in_gate else "holdout") for place, probe in enumerate(probes)),
+    )
+    return DatasetImport(probe_set=probe_set, rows=len(rows), examined=examined, rejections=tuple(rejections))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows to probes
+
+
+def _convert(
+    rows: list[Row], order: Iterable[int], recipe: Recipe, limit: int | None
+) -> tuple[list[Probe], list[Rejection], int]:
+    """Probes and rejections of the rows in ``order``, and how many rows were examined."""
+    probes: list[Probe] = []
+    rejections: list[Rejection] = []
+    row_of_prompt: dict[str, int] = {}
+    for examined, row in enumerate(order):
+        if len(probes) == limit:
+            return probes, rejections, examined
+        try:
+            probe = _probe(rows[row], row, recipe)
+        except _RejectedError as rejected:
+            rejections.append(Rejection(row, str(rejected)))
+            continue
+        if (earlier := row_of_prompt.setdefault(probe.prompt, row)) != row:
+            # It would be counted twice, or leak from the gate into the holdout.
+            rejections.append(Rejection(row, f"same question as another row: {earlier}"))
+            continue
+        probes.append(probe)
+    return probes, rejections, len(rows)
+
+
+class _RejectedError(Exception):
+    """Why a row gives no probe; caught where rows are converted."""
+
+
+def _probe(row: Row, index: int, recipe: Recipe) -> Probe:
+    question = _field(row, recipe.question)
+    choices = _choices(row, recipe)
+    answer = _letter(row, recipe, choices) if choices else _answer(row, recipe)
+    values = {"{question}": question, "{choices}": "\n".join(f"{letter}. {text}" for letter, text in choices.items())}
+    # In one pass, so that a question that contains "{choices}" stays as it is.
+    prompt = re.sub(r"\{question\}|\{choices\}", lambda match: values[match[0]], recipe.template)
+    try:
+        return Probe(
+            id=f"{recipe.name}-{index:05d}",
+            prompt=prompt,
+            answer=answer,
+            type=recipe.answer_type,
+            places=recipe.places,
+        )
+    except UserFileError as error:
+        raise _RejectedError("; ".join(f"{problem.where} {problem.what}" for problem in error.problems)) from None
+
+
+def _answer(row: Row, recipe: Recipe) -> str:
+    text = _field(row, recipe.answer)
+    if recipe.answer_regex is None:
+        return text
+    matches = list(re.finditer(recipe.answer_regex, text))
+    if not matches:
+        raise _RejectedError(f"no match of the answer regex: ...{text[-60:]!r}")
+    found = matches[-1]
+    return (found[1] if found.re.groups else found[0] or "").strip()
+
+
+def _choices(row: Row, recipe: Recipe) -> dict[str, str]:
+    """Letter -> text of each choice; empty for a question without choices."""
+    if recipe.choices is None:
+        return {}
+    value = row.get(recipe.choices)
+    if isinstance(value, str):  # a CSV file has no lists
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+        raise _RejectedError(f"choices are no list of texts: {value!r:.60}")
+    if len(value) > len(string.ascii_uppercase) or sum(map(len, value)) > MAX_FIELD_CHARACTERS:
+        raise _RejectedError(f"too many or too long choices: {len(value)}")
+    if len(set(value)) < len(value):
+        raise _RejectedError("two choices are the same: no single one is right")
+    return dict(zip(string.ascii_uppercase, value, strict=False))
+
+
+def _letter(row: Row, recipe: Recipe, choices: Mapping[str, str]) -> str:
+    """The letter of the right choice, given as a letter, as a 0-based place or as the choice's own text."""
+    answer = _answer(row, recipe)
+    if answer in choices:
+        return answer
+    by_text = {text: letter for letter, text in choices.items()}
+    if answer in by_text:
+        return by_text[answer]
+    if re.fullmatch(r"[0-9]{1,2}", answer) and int(answer) < len(choices):
+        return list(choices)[int(answer)]
+    raise _RejectedError(f"answer is none of the choices: {answer[:60]!r}")
+
+
+def _field(row: Row, column: str) -> str:
+    value = row.get(column)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _RejectedError(f"{column} is no text or number: {type(value).__name__}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _RejectedError(f"{column} is no finite number: {value}")
+        # A column with one fraction in it turns its whole numbers into 42.0.
+        value = int(value) if value.is_integer() else repr(value)
+    text = str(value).strip()
+    if not text:
+        raise _RejectedError(f"{column} is blank")
+    if len(text) > MAX_FIELD_CHARACTERS:
+        raise _RejectedError(f"{column} is too long: {len(text)} characters")
+    return text
+
+
+def _in_split(probe: Probe, split: Split) -> Probe:
+    return replace(probe, split=split)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where rows come from
+
+_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+
+
+def load_rows(source: str, recipe: Recipe) -> list[Row]:
+    """All rows of ``source``, with the recipe's columns. Raises as ``import_probes``."""
+    path = Path(source)
+    if path.suffix.lower() in _FORMATS or (path.exists() and source not in RECIPES):
+        return _local_rows(path, recipe)
+    hub = RECIPES[source].hub if source in RECIPES else source
+    if hub is None or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub, re.ASCII):
+        raise UsageError(
+            f"{source!r} is neither a file nor a data set's name; give a {', '.join(_FORMATS)} file, "
+            f"owner/name on the hub, or one of {', '.join(RECIPES)}"
+        )
+    return _hub_rows(hub, recipe)
+
+
+def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
+    if not path.is_file():
+        raise UserFileError(str(path), [Problem("", "is no file")])
+    kind = _FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise UserFileError(str(path), [Problem("", f"has no known ending; known: {', '.join(_FORMATS)}")])
+    with _quiet_datasets() as datasets:
+        import pyarrow as pa
+
+        try:
+            options = _csv_options(path, datasets) if kind == "csv" else {}
+            # Streaming reads the file in place instead of copying it into the user's cache first.
+            table = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True, **options)
+            rows: list[Row] = [dict(row) for row in table]
+        except StopIteration:  # how the library ends on a JSON file without a line
+            raise UserFileError(str(path), [Problem("", "has no rows")]) from None
+        except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+            raise UserFileError(str(path), [Problem("", f"cannot be read as {kind}: {_first_line(error)}")]) from None
+    _check_columns(str(path), rows, recipe)
+    return rows
+
+
+def _csv_options(path: Path, datasets: ModuleType) -> dict[str, Any]:
+    """Options under which every column is read as text: guessing types would turn 007 into 7 and 0.50 into 0.5."""
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        header = next(csv.reader(file, delimiter=separator), [])
+    if len(set(header)) < len(header) or not header:
+        raise ValueError("the first line has to name every column, each once")
+    features = datasets.Features({column: datasets.Value("string") for column in header})
+    return {"features": features, "keep_default_na": False, "sep": separator}
+
+
+def _hub_rows(hub: str, recipe: Recipe) -> list[Row]:
+    with _quiet_datasets() as datasets:
+        try:
+            table = datasets.load_dataset(hub, recipe.config, split=recipe.split)
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise UsageError(f"the hub has no data set {hub}, or it is private: {_first_line(error)}") from None
+        except (ConnectionError, TimeoutError) as error:
+            raise UsageError(
+                f"the Hugging Face hub cannot be reached for {hub}: {_first_line(error)}; download the data set on a "
+                "machine that is online and give its parquet file instead"
+            ) from None
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise UsageError(f"{hub} cannot be loaded from the hub: {_first_line(error)}") from None
+        rows: list[Row] = [dict(row) for row in table]
+    _check_columns(hub, rows, recipe)
+    return rows
+
+
+@contextlib.contextmanager
+def _quiet_datasets() -> Iterator[ModuleType]:
+    """The ``datasets`` library without log lines of its own: what goes wrong is said once, by us."""
+    import datasets  # takes seconds
+
+    before = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield datasets
+    finally:
+        datasets.logging.set_verbosity(before)
+
+
+def _check_columns(source: str, rows: list[Row], recipe: Recipe) -> None:
+    wanted = [column for column in (recipe.question, recipe.answer, recipe.choices) if column is not None]
+    there = list(dict.fromkeys(column for row in rows[:1] for column in row))
+    missing = [column for column in wanted if column not in there]
+    if rows and missing:
+        raise UsageError(f"{source} has no column {', '.join(missing)}; it has {', '.join(there)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
