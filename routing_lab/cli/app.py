@@ -17,6 +17,8 @@ COMMANDS = (
     "doctor",
     "model",
     "schedule",
+    "probes",
+    "answers",
     "evaluate",
     "search",
     "validate",

@@ -275,6 +275,17 @@ def positive_number(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A share from 0 up to, but not including, 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"needs a number from 0 to below 1, not {text!r}")
+    return value
+
+
 def _at_least(least: int, text: str) -> int:
     try:
         value = int(text)

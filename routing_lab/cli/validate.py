@@ -47,7 +47,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     rule = parser.add_argument_group("what is demanded on the holdout")
     rule.add_argument(
         "--margin",
-        type=_share,
+        type=options.share,
         default=0.02,
         metavar="M",
         help="accuracy that may be lost against the baseline (default: %(default)s)",
@@ -153,14 +153,3 @@ class _Status:
     def update(self, progress: ValidationProgress) -> None:
         """Show the current step."""
         self._status.update(f"{progress.doing}  ({progress.done} of {progress.total} probes asked)")
-
-
-def _share(text: str) -> float:
-    """A share from 0 up to, but not including, 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"needs a number from 0 to below 1, not {text!r}")
-    return value

@@ -113,6 +113,31 @@ def test_schedule_diff_names_the_blocks(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "0-2: 4 -> 8\n3-5: 8 -> 4\n"
 
 
+def test_answers_check_prints_status_extracted_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "completion.txt"
+    text.write_text("I think 7. Answer: 1,234", encoding="utf-8")
+    argv = ["answers", "check", "--text-file", text, "--type", "integer", "--expected"]
+    assert run_json(capsys, *argv, "1234") == (0, {"status": "correct", "extracted": "1,234", "reason": None})
+    code, wrong = run_json(capsys, *argv, "1235")
+    assert (code, wrong) == (0, {"status": "wrong_answer", "extracted": "1,234", "reason": "mismatch"})
+    _, cut = run_json(capsys, *argv, "1234", "--finish-reason", "length")
+    assert cut == {"status": "no_final_answer", "extracted": None, "reason": "budget"}
+
+
+def test_answers_batch_prints_one_line_per_case_and_names_every_bad_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = tmp_path / "cases.jsonl"
+    good = [{"text": f"Answer: {i}", "expected": "1", "type": "integer"} for i in range(3)]
+    batch.write_text("\n".join(map(json.dumps, good)), encoding="utf-8")
+    assert main(["answers", "check", "--batch", str(batch)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"] for line in lines] == ["wrong_answer", "correct", "wrong_answer"]
+    batch.write_text('{"text": 1}\nnonsense\n{"text": "a", "expected": "x", "type": "integer"}\n', encoding="utf-8")
+    error = fails(capsys, 3, "answers", "check", "--batch", batch)
+    assert all(f"line {number}" in error for number in (1, 2, 3))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # A user's mistakes: one message and the documented exit code
 
@@ -198,6 +223,34 @@ def test_doctor_says_why_the_override_is_not_usable(capsys: pytest.CaptureFixtur
     assert isinstance(report, dict)
     assert report["override"] == "unsupported"
     assert report["reason"]
+
+
+@pytest.mark.model
+def test_probes_check_says_what_the_demo_probes_are_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "probes", "check", "--context", "512")
+    assert code == 0
+    assert isinstance(report, dict)
+    gate, holdout = report["splits"]
+    assert (gate["split"], gate["passed"], gate["probes"]) == ("gate", 60, 60)
+    assert holdout["probes"] == 240
+    assert holdout["passed"] >= 0.98 * 240
+    assert all(one["smallest_margin"] > 0 for one in report["passes"])
+
+
+@pytest.mark.model
+def test_a_gate_that_the_baseline_fails_ends_with_the_documented_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probes = tmp_path / "wrong.yaml"
+    probes.write_text(
+        'probes: wrong\nprompt: raw\nmax_tokens: 48\nitems:\n  - {id: a, prompt: "Q: 47+86=?\\n", answer: "1", type: integer}\n',
+        encoding="utf-8",
+    )
+    error = fails(capsys, 5, "probes", "check", probes, "--context", "512")
+    assert "baseline" in error
+    error = fails(capsys, 5, "search", "--probes", probes, "--context", "512", "--storage", tmp_path / "s.db")
+    assert "a" in error
+    assert "no_worse_than_baseline" in error
 
 
 @pytest.mark.model
