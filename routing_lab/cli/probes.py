@@ -1,4 +1,4 @@
-"""``routing-lab probes``: what a probe set is worth on a model."""
+"""``routing-lab probes``: what a probe set is worth on a model, and how a data set becomes one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from routing_lab.answers import ANSWER_TYPES
 from routing_lab.cli import options
 from routing_lab.cli.output import console, fact_table, print_json, progress_console, say_error
 from routing_lab.errors import NothingAcceptedError, UsageError
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from routing_lab.probes.check import ProbesReport, SplitReport
+    from routing_lab.probes.dataset import Recipe
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
-    """Add the command with its action."""
-    parser = options.group(commands, "probes", help="check what a probe set is worth on a model")
+    """Add the command with its actions."""
+    parser = options.group(commands, "probes", help="check what a probe set is worth, or make one of a data set")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = options.command(
         actions,
@@ -40,6 +42,36 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     check.add_argument("--closest", type=options.positive, default=5, metavar="N", help="close calls to list")
     options.add_runtime(check)
+    _add_import(actions)
+
+
+def _add_import(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
+    importer = options.command(
+        actions,
+        "import",
+        run_import,
+        help="make a probe set of a data set",
+        description="Make a probe set of a data set: the name of a ready recipe (gsm8k, math-500, aime-2024,\n"
+        "aime-2025, mmlu, mmlu-pro), owner/name on the Hugging Face hub, or a local parquet, JSONL or CSV file.\n"
+        "Rows whose answer cannot be checked exactly are listed with the reason.",
+        example="routing-lab probes import questions.csv --question q --answer a --type integer -o probes.yaml",
+    )
+    importer.add_argument("source", metavar="SOURCE", help="recipe, hub name or file")
+    importer.add_argument("-o", "--output", type=Path, required=True, metavar="YAML")
+    importer.add_argument("--recipe", metavar="NAME", help="read SOURCE by this ready recipe")
+    importer.add_argument("--question", metavar="COLUMN")
+    importer.add_argument("--answer", metavar="COLUMN")
+    importer.add_argument("--type", choices=ANSWER_TYPES, help="type of the answers")
+    importer.add_argument("--places", type=options.non_negative, metavar="N", help="decimal places of decimal answers")
+    importer.add_argument("--choices", metavar="COLUMN", help="column with the list of choices")
+    importer.add_argument("--answer-regex", metavar="RE", help="where the answer stands in its column; last match")
+    importer.add_argument("--template", metavar="TEXT", help="prompt, with {question} and, for choices, {choices}")
+    importer.add_argument("--limit", type=options.positive, metavar="N", help="probes to make (default: all)")
+    importer.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
+    importer.add_argument(
+        "--gate-share", type=float, default=0.5, metavar="P", help="share of the gate (default: %(default)s)"
+    )
+    importer.add_argument("--rejected", type=options.positive, default=10, metavar="N", help="left-out rows to list")
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -102,3 +134,60 @@ def _splits(report: ProbesReport) -> Table:
 
 def _missing(split: SplitReport) -> str:
     return f"{split.probes_missing} more needed" if split.probes_missing else "enough"
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Write the probe set and say what was left out."""
+    from routing_lab.probes.dataset import import_probes
+
+    options.check_output(args.output)
+    result = import_probes(args.source, _recipe(args), limit=args.limit, seed=args.seed, gate_share=args.gate_share)
+    result.probe_set.save(args.output)
+    gate = len(result.probe_set.split("gate"))
+    if args.json:
+        rejections = [{"row": one.row, "reason": one.reason} for one in result.rejections]
+        counts = {"rows": result.rows, "examined": result.examined, "gate": gate}
+        counts["holdout"] = len(result.probe_set.items) - gate
+        print_json({"file": args.output, "digest": result.probe_set.digest} | counts | {"rejected": rejections})
+        return 0
+    print(f"{args.output}: {gate} gate and {len(result.probe_set.items) - gate} holdout probes")
+    print(f"{result.examined} of {result.rows} rows examined, {len(result.rejections)} left out")
+    for reason, times in result.reasons().items():
+        print(f"  {times} times: {reason}")
+    for rejection in result.rejections[: args.rejected]:
+        print(f"  row {rejection.row}: {rejection.reason}")
+    return 0
+
+
+def _recipe(args: argparse.Namespace) -> Recipe | None:
+    """The recipe that the options describe; ``None`` leaves it to the name of the source.
+
+    Raises:
+        UsageError: An unknown recipe, or column options that do not make one.
+    """
+    from dataclasses import replace
+
+    from routing_lab.probes.dataset import RECIPES, Recipe
+
+    named = args.recipe or (args.source if args.source in RECIPES else None)
+    if named is not None and named not in RECIPES:
+        raise UsageError(f"unknown recipe {named!r}; ready ones: {', '.join(RECIPES)}")
+    given = {
+        "question": args.question,
+        "answer": args.answer,
+        "answer_type": args.type,
+        "places": args.places,
+        "choices": args.choices,
+        "answer_regex": args.answer_regex,
+        "template": args.template,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if named is not None:
+        return replace(RECIPES[named], **given)
+    if not given:
+        return None
+    if missing := {"question", "answer", "answer_type"} - given.keys():
+        names = ", ".join(f"--{name.removeprefix('answer_')}" for name in sorted(missing))
+        raise UsageError(f"{args.source} needs {names} too, or --recipe with a ready one: {', '.join(RECIPES)}")
+    hub = None if Path(args.source).suffix else args.source
+    return Recipe(name=Path(args.source).stem, hub=hub, **given)

@@ -13,6 +13,7 @@ import pytest
 from routing_lab import demo
 from routing_lab.cli import main
 from routing_lab.cli.app import COMMANDS
+from routing_lab.probes import ProbeSet
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO_SCHEDULES = sorted((ROOT / "schedules" / "demo").glob("*.yaml"))
@@ -136,6 +137,22 @@ def test_answers_batch_prints_one_line_per_case_and_names_every_bad_line(
     batch.write_text('{"text": 1}\nnonsense\n{"text": "a", "expected": "x", "type": "integer"}\n', encoding="utf-8")
     error = fails(capsys, 3, "answers", "check", "--batch", batch)
     assert all(f"line {number}" in error for number in (1, 2, 3))
+
+
+def test_probes_import_writes_a_set_and_lists_what_it_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "questions.csv", tmp_path / "probes.yaml"
+    source.write_text("q,a\n1+1=?,2\n2+2=?,4\nwhy?,because\n3+3=?,6\n", encoding="utf-8")
+    argv = ["probes", "import", source, "-o", output, "--question", "q", "--answer", "a", "--type", "integer"]
+    code, result = run_json(capsys, *argv)
+    assert code == 0
+    assert isinstance(result, dict)
+    assert (result["rows"], result["gate"], result["holdout"]) == (4, 2, 1)
+    assert [rejection["row"] for rejection in result["rejected"]] == [2]
+    assert len(ProbeSet.load(output).items) == 3
+    assert "--type" in fails(capsys, 2, *argv[:-2])
+    assert "missing" in fails(capsys, 3, "probes", "import", tmp_path / "missing.csv", *argv[3:])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
