@@ -289,7 +289,7 @@ def _probe(row: Row, index: int, recipe: Recipe) -> Probe:
     prompt = re.sub(r"\{question\}|\{choices\}", lambda match: values[match[0]], recipe.template)
     try:
         return Probe(
-            id=f"{recipe.name}-{index:05d}",
+            id=f"{_slug(recipe.name)}-{index:05d}",
             prompt=prompt,
             answer=answer,
             type=recipe.answer_type,
@@ -355,6 +355,11 @@ def _field(row: Row, column: str) -> str:
     if len(text) > MAX_FIELD_CHARACTERS:
         raise _RejectedError(f"{column} is too long: {len(text)} characters")
     return text
+
+
+def _slug(name: str) -> str:
+    """The start of an id: a name may be that of any file, an id has letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:80] or "row"
 
 
 def _in_split(probe: Probe, split: Split) -> Probe:

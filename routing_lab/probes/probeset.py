@@ -215,7 +215,7 @@ def _type_faults(probe: Mapping[str, Any]) -> Iterator[Fault]:
         try:
             validate_expected(answer, answer_type, places)
         except ValueError as error:
-            yield "answer", f"{answer[:60]!r} cannot be checked as {answer_type}: {error}", ""
+            yield "answer", f"cannot be checked as {answer_type}: {answer[:60]!r}: {error}", ""
 
 
 MAX_PLACES = 30

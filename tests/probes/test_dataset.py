@@ -214,6 +214,7 @@ def test_every_row_that_gives_no_probe_is_listed_with_its_reason(tmp_path: Path)
     assert "same question as another row" in (found.get(5) or found.get(0))
     assert "too long" in found[6]
     assert sum(done.reasons().values()) == 6
+    assert done.reasons()["answer cannot be checked as integer"] == 1
     assert done.probe_set.source["rejected"] == 6
 
 
@@ -254,6 +255,12 @@ def test_a_template_replaces_its_names_once_and_leaves_other_braces_alone(tmp_pa
     recipe = Recipe(name="t", question="q", answer="a", answer_type="integer", template=r"{question} Use \boxed{}. {x}")
     (probe,) = import_probes(jsonl(tmp_path, [{"q": "What is {question}{choices}?", "a": 1}]), recipe).probe_set.items
     assert probe.prompt == r"What is {question}{choices}? Use \boxed{}. {x}"
+
+
+@pytest.mark.parametrize("name", ["my questions (v2)", "_private", "问题", "x" * 300])
+def test_any_name_gives_ids(tmp_path: Path, name: str) -> None:
+    recipe = Recipe(name=name, question="q", answer="a", answer_type="integer")
+    assert len(import_probes(jsonl(tmp_path, sums(3)), recipe).probe_set.items) == 3
 
 
 # --- sampling

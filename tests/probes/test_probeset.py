@@ -174,7 +174,7 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_path() -> None:
         """
     )
     expected = [
-        "items[0].answer: 'two' cannot be checked as integer",
+        "items[0].answer: cannot be checked as integer: 'two'",
         "items[1].type: is 'intger', not one of",
         "items[2].id: is 'b c'",
         "items[2].prompt: is blank",
@@ -186,7 +186,7 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_path() -> None:
         "items[7].answer: is the number 7, not a text (put it in quotes)",
         "items[8].prompt: is missing",
         "items[8].tags: has a blank tag",
-        "items[9].answer: 'maybe' cannot be checked as choice",
+        "items[9].answer: cannot be checked as choice: 'maybe'",
         "probes: is blank",
         "thinking: means nothing for raw prompts",
         "max_tokens: is 0",
