@@ -7,7 +7,7 @@ that can be killed (``worker``). Whatever cannot be decided is not correct.
 ::
 
     extraction   completion text -> the declared answer, or why there is none
-    numerals     integer, rational, decimal: exact numbers from the spellings people and models use
+    numbers      integer, rational, decimal: exact numbers from the spellings people and models use
     wording      choice, text
     syntax       expression: text -> a bounded syntax tree (no sympy)
     symbolic     two syntax trees -> equal, different or undecided (sympy; imported by the worker only)
@@ -15,6 +15,7 @@ that can be killed (``worker``). Whatever cannot be decided is not correct.
     judge        Judge, validate_expected; batch: many cases from JSON lines
 """
 
+from routing_lab.answers.batch import BatchResult, check_batch
 from routing_lab.answers.extraction import extract
 from routing_lab.answers.judge import Judge, validate_expected
 from routing_lab.answers.judgement import (
@@ -31,6 +32,7 @@ from routing_lab.answers.judgement import (
 __all__ = [
     "ANSWER_TYPES",
     "AnswerType",
+    "BatchResult",
     "Extraction",
     "ExtractionMode",
     "FinishReason",
@@ -38,6 +40,7 @@ __all__ = [
     "Judgement",
     "Reason",
     "Status",
+    "check_batch",
     "extract",
     "validate_expected",
 ]

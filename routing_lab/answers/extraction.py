@@ -74,6 +74,7 @@ _LAST_NUMBER: Final = re.compile(
 _LEADING_NOISE: Final = re.compile(r"(?:[\s*:：]|(?:\$\$|\\\[|```[a-z]{0,10})[ \t]*+\n|(?<=\n)[#>]++)*+")
 
 _MOST_JOINED_BOXES: Final = 16
+_LONGEST_CONNECTOR: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _last_declaration(text: str) -> _Declaration | None:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
-    """Find the outermost closed boxes as (start, content start, content end), and the start of one that never closes."""
+    """Find the outermost closed boxes (start, content start, content end), and the start of one that never closes."""
     stack: list[tuple[int, int] | None] = []
     boxes: list[tuple[int, int, int]] = []
     for token in _BOX_OR_BRACE.finditer(text, max(0, _first_box(text))):
@@ -196,7 +197,8 @@ def _joined_boxes(text: str, boxes: list[tuple[int, int, int]]) -> _Declaration 
     content = text[content_start:content_end]
     near = boxes[-_MOST_JOINED_BOXES:]
     for (earlier, inner_start, inner_end), (later, _, _) in zip(reversed(near[:-1]), reversed(near), strict=False):
-        tie = _BOX_CONNECTOR.fullmatch(text, inner_end + 1, min(later, inner_end + 60)) if later - inner_end < 60 else None
+        between = text[inner_end + 1 : later] if later - inner_end <= _LONGEST_CONNECTOR else ""
+        tie = _BOX_CONNECTOR.fullmatch(between)
         if not tie:
             break
         content = f"{text[inner_start:inner_end]} {tie['word'].strip(', ') or ','} {content}"
@@ -269,7 +271,7 @@ _PLAIN: Final = re.compile(r"[0-9A-Za-z]++")
 
 
 def strip_markup(content: str) -> str:
-    r"""Take off what surrounds an answer without being part of it (rule 10), outermost first, a bounded number of times.
+    r"""Take off what surrounds an answer without being part of it (rule 10), outermost first, in bounded rounds.
 
     A ``$`` comes off in pairs only, since one alone is a currency; a closing bracket comes off when nothing opened it
     (the answer was declared inside a parenthesis). ``...`` is not a full stop.
@@ -288,7 +290,11 @@ def strip_markup(content: str) -> str:
 
 def _strip_ends(content: str) -> str:
     content = content.removeprefix("**").removesuffix("**").removeprefix("*") if content.startswith("*") else content
-    content = content.rstrip("*") if content.endswith("**") or (content.endswith("*") and "*" not in content[:-1]) else content
+    content = (
+        content.rstrip("*")
+        if content.endswith("**") or (content.endswith("*") and "*" not in content[:-1])
+        else content
+    )
     content = content.removesuffix("\\\\")
     if content.endswith("。") or (content.endswith(".") and not content.endswith("..")):
         content = content[:-1]
@@ -309,7 +315,7 @@ def _strip_pair(content: str) -> str:
 
 
 def _closes_at_end(content: str, at: int) -> bool:
-    r"""Whether the brace opened right before ``at`` is closed by the last character (``\{`` and ``\}`` are no braces)."""
+    r"""Whether the last character closes the brace opened right before ``at`` (``\{`` and ``\}`` are no braces)."""
     depth = 1
     for token in _BOX_OR_BRACE.finditer(content, at):
         mark = token.group()
@@ -324,7 +330,12 @@ def _closes_at_end(content: str, at: int) -> bool:
 
 def _strip_unopened(content: str) -> str:
     r"""Drop a closer at the end that nothing opened: ``(Answer: 5)`` declares ``5``, ``[0, 1)`` keeps its bracket."""
-    if content.endswith(("\\)", "\\]")) and not content.startswith("\\") and "\\(" not in content and "\\[" not in content:
+    if (
+        content.endswith(("\\)", "\\]"))
+        and not content.startswith("\\")
+        and "\\(" not in content
+        and "\\[" not in content
+    ):
         return content[:-2].strip()
     if content.endswith("$") and content.count("$") == 1:
         return content[:-1].strip()

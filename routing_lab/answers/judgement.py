@@ -17,7 +17,7 @@ __all__ = [
     "Status",
 ]
 
-AnswerType = Literal["integer", "rational", "decimal", "choice", "text"]
+AnswerType = Literal["integer", "rational", "decimal", "expression", "choice", "text"]
 ANSWER_TYPES: Final[tuple[AnswerType, ...]] = get_args(AnswerType)
 
 ExtractionMode = Literal["declared", "last_number"]
@@ -46,7 +46,7 @@ class Reason(StrEnum):
     EMPTY_DECLARATION = "empty_declaration"
     """``Answer:`` or an empty box, and nothing after it."""
     BUDGET = "budget"
-    """The token budget ran out inside the reasoning, inside a box, inside the answer's line or before any declaration."""
+    """The token budget ran out in the reasoning, in a box, in the answer's line or before any declaration."""
     UNCLOSED_REASONING = "unclosed_reasoning"
     """The model itself stopped before it closed its reasoning."""
     TRUNCATED_BOX = "truncated_box"
@@ -62,8 +62,12 @@ class Reason(StrEnum):
     """A quotient where a finished number is demanded: ``84/2`` repeats the question, it does not answer ``42``."""
     NOT_A_CHOICE = "not_a_choice"
     """No single option letter or digit where a choice is demanded."""
+    NOT_AN_EXPRESSION = "not_an_expression"
+    """Outside the grammar that expressions are read with (``syntax``)."""
     TOO_LARGE = "too_large"
     """Beyond a bound of ``limits``: digits, exponents, nesting, length."""
+    UNDECIDABLE = "undecidable"
+    """Equality was neither proved nor refuted within the limits of time and memory."""
 
 
 @dataclass(frozen=True, slots=True)
