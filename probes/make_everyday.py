@@ -24,6 +24,7 @@ FILE = Path(__file__).with_name("everyday-exact.yaml")
 FORMS: dict[AnswerType, str] = {
     "integer": "Close with a line of the form `Answer: N`, where N is a whole number.",
     "rational": "Close with a line of the form `Answer: F`, where F is a fraction in lowest terms or a whole number.",
+    "expression": "Close with a line of the form `Answer: E`, where E is an expression in x.",
     "decimal": "Close with a line of the form `Answer: D`, where D has exactly {places} decimal places.",
     "text": "Close with a line of the form `Answer: T`, where T is only the text asked for.",
 }
@@ -121,11 +122,20 @@ def algebra() -> Iterator[Question]:
         "integer",
     )
     yield "Find x if 5(x - 2)/3 = 7.", 7 * Fraction(3, 5) + 2, "rational"
-    yield "Which number stands in front of x when (x + 4)(2x - 3) is expanded?", expanded((1, 4), (2, -3))[1], "integer"
+    # Equivalent expressions are equal answers: "expand ..." could be answered by repeating the question.
     yield (
-        "What is the sum of all three coefficients when (3x - 1)^2 is expanded?",
-        sum(expanded((3, -1), (3, -1))),
-        "integer",
+        "What is the derivative of (x + 4)(2x - 3) with respect to x?",
+        derivative(expanded((1, 4), (2, -3))),
+        "expression",
+    )
+    yield (
+        "Which factor has to be multiplied by (x - 3) to give 2x^2 + x - 21?",
+        only(
+            f"{a}*x {b:+d}"
+            for a, b in itertools.product(range(-50, 51), repeat=2)
+            if expanded((1, -3), (a, b)) == (2, 1, -21)
+        ),
+        "expression",
     )
     yield (
         "An arithmetic sequence starts with 7, 11, 15. What is its 40th term?",
@@ -143,6 +153,12 @@ def expanded(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int,
     """Coefficients of x^2, x and 1 in the product of two factors, each given as (coefficient of x, constant)."""
     (a, b), (c, d) = first, second
     return a * c, a * d + b * c, b * d
+
+
+def derivative(quadratic: tuple[int, int, int]) -> str:
+    """The derivative of a quadratic, given by its coefficients, written out."""
+    square, linear, _ = quadratic
+    return f"{2 * square}*x {linear:+d}"
 
 
 def counting() -> Iterator[Question]:

@@ -118,7 +118,7 @@ RECIPES: Mapping[str, Recipe] = {
             split="test",
             question="problem",
             answer="answer",
-            answer_type="rational",  # what is no number (intervals, vectors, terms) is rejected, with its reason
+            answer_type="expression",  # the few answers in words are rejected, with their reason
             template=_BOXED,
             max_tokens=4096,
         ),
