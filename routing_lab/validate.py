@@ -1,4 +1,4 @@
-"""The acceptance run: fresh rounds and every probe for the best schedules of a search, a certificate for the fastest.
+"""The acceptance run: fresh rounds and every probe for the best schedules of a search, a certificate for the best.
 
 A search picks what suits its gate probes and its noise. So nothing of the search is taken over: speed is measured
 anew with more rounds, all gate probes are asked again, and the holdout, which the search never saw, is paired with
@@ -43,7 +43,7 @@ from routing_lab.probes import Outcome, ProbeSet, run_probes
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
-__all__ = ["AcceptanceResult", "ValidateSettings", "Validation", "ValidationProgress", "validate"]
+__all__ = ["AcceptanceResult", "ValidateSettings", "Validation", "ValidationProgress", "best_of", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class AcceptanceResult:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The whole acceptance run; ``certificate`` is of the fastest accepted schedule, ``None`` if there is none."""
+    """The whole acceptance run; ``certificate`` is of the best accepted schedule, ``None`` if there is none."""
 
     results: tuple[AcceptanceResult, ...]
     certificate: Certificate | None
@@ -131,6 +131,17 @@ def validate(
         return run.of([schedule.completed(runtime.facts) for schedule in schedules])
 
 
+def best_of(accepted: Sequence[AcceptanceResult]) -> AcceptanceResult:
+    """The accepted schedule that gets the certificate.
+
+    The fastest one, unless others are as fast as far as the intervals can tell (they overlap): among those, the one
+    with the most right answers on the holdout.
+    """
+    fastest = max(accepted, key=lambda result: result.speed.ratio)
+    as_fast = [result for result in accepted if result.speed.high >= fastest.speed.low]
+    return max(as_fast, key=lambda result: (result.holdout.candidate_correct, result.speed.ratio))
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """One schedule's outcomes on both splits."""
@@ -157,14 +168,14 @@ class _AcceptanceRun:
         self._probes_done = self._probes_total = 0
 
     def of(self, schedules: Sequence[Schedule]) -> Validation:
-        """All results, and the certificate of the fastest that was accepted."""
+        """All results, and the certificate of the best that was accepted."""
         wanted = {schedule.key(self._runtime.facts) for schedule in self._all_schedules(schedules)}
         self._probes_total = len(wanted) * len(self._probe_set.items)
         results = tuple(self._result(schedule) for schedule in schedules)
         accepted = [result for result in results if result.acceptance.accepted]
         if not accepted:
             return Validation(results, None)
-        return Validation(results, self._certificate(max(accepted, key=lambda result: result.speed.ratio)))
+        return Validation(results, self._certificate(best_of(accepted)))
 
     def _all_schedules(self, schedules: Sequence[Schedule]) -> list[Schedule]:
         even = [spread for schedule in schedules if (spread := self._even_spread_of(schedule)) is not None]

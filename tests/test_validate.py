@@ -3,17 +3,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakelab import NEEDS, answer_by, make_facts, make_probes, make_runtime, schedule, speed
+from hypothesis import given
+from hypothesis import strategies as st
 
 from routing_lab.errors import NothingAcceptedError, RuntimeFailureError, UsageError, UserFileError
 from routing_lab.gate import AcceptanceRule, Result
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts
 from routing_lab.schedule import Schedule
-from routing_lab.validate import SpeedRule, ValidateSettings, Validation, ValidationProgress, validate
+from routing_lab.validate import SpeedRule, ValidateSettings, Validation, ValidationProgress, best_of, validate
 
 GOOD = schedule(4, 4, 2, 2, name="good")
 FASTER_BUT_LOSES_A_HOLDOUT_PROBE = schedule(4, 2, 2, 2, name="loses-h1")
@@ -38,6 +41,30 @@ def test_the_fastest_schedule_that_survives_gets_the_certificate(facts: ModelFac
     assert certificate.schedule.name == "good"
     assert certificate.schedule.experts_used == "0-1:4,2-3:2"
     assert certificate.covers(GOOD, facts, certificate.model.digest)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.01, 2), st.floats(0.001, 0.2), st.integers(0, 240)), min_size=1, max_size=6, unique=True
+    )
+)
+def test_the_certificate_goes_to_the_most_right_answers_among_the_surely_not_slower(
+    results: list[tuple[float, float, int]],
+) -> None:
+    accepted = [
+        SimpleNamespace(
+            speed=SimpleNamespace(ratio=ratio, low=ratio - half, high=ratio + half),
+            holdout=SimpleNamespace(candidate_correct=correct),
+        )
+        for ratio, half, correct in results
+    ]
+    best = best_of(accepted)  # type: ignore[arg-type]
+    fastest = max(accepted, key=lambda one: one.speed.ratio)
+    assert best.speed.high >= fastest.speed.low
+    assert best.holdout.candidate_correct >= fastest.holdout.candidate_correct
+    for other in accepted:
+        if other.speed.high >= fastest.speed.low:
+            assert other.holdout.candidate_correct <= best.holdout.candidate_correct
 
 
 def test_every_schedule_is_reported_with_its_reasons(facts: ModelFacts) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from routing_lab.answers.judge import Judge
+from routing_lab.answers.judge import Judge, validate_expected
 from routing_lab.answers.judgement import ANSWER_TYPES, ExtractionMode, FinishReason, Judgement
 
 __all__ = ["BatchResult", "check_batch"]
@@ -64,6 +64,8 @@ def _check_line(number: int, line: str, judge: Judge) -> BatchResult:
     if problems:
         return BatchResult(number, label, None, "; ".join(problems))
     try:
+        # A bad expected answer is the file's fault even where the text declares nothing to compare it with.
+        validate_expected(case["expected"], case["type"], case.get("places"))
         judgement = judge.judge(
             case["text"],
             expected=case["expected"],

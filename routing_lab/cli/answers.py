@@ -5,22 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import get_args
 
-from routing_lab.answers import ANSWER_TYPES, ExtractionMode, FinishReason, Judge, validate_expected
+from routing_lab.answers import ANSWER_TYPES, ExtractionMode, FinishReason, Judge, check_batch, validate_expected
 from routing_lab.cli import options
-from routing_lab.cli.output import plain, print_json
+from routing_lab.cli.output import plain, print_json, say_error
 from routing_lab.errors import Problem, UsageError, UserFileError
-
-if TYPE_CHECKING:
-    from routing_lab.answers import Judgement
 
 MAX_TEXT_BYTES = 64 * 2**20
 """A completion of more than 64 MiB is no completion."""
-
-_CASE_FIELDS = {"text": str, "expected": str, "type": str, "finish_reason": str, "places": int, "extract": str}
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -49,18 +43,21 @@ def run_check(args: argparse.Namespace) -> int:
     """Print one judgement, or one per line of the batch."""
     with Judge() as judge:
         if args.batch is not None:
-            for case in _cases(args.batch):
-                print(json.dumps(plain(_judged(judge, case)), ensure_ascii=False), flush=False)
-            return 0
+            return _run_batch(args.batch, judge)
         if args.type is None or args.expected is None:
             raise UsageError("give --type and --expected, or --batch")
-        case = {"text": _read(args.text_file), "expected": args.expected, "type": args.type}
-        case |= {"places": args.places, "finish_reason": args.finish_reason, "extract": args.extract}
         try:
             validate_expected(args.expected, args.type, args.places)
         except ValueError as error:
             raise UsageError(f"--expected {args.expected[:60]!r}: {error}") from error
-        judgement = _judged(judge, case)
+        judgement = judge.judge(
+            _read(args.text_file),
+            expected=args.expected,
+            answer_type=args.type,
+            finish_reason=args.finish_reason,
+            places=args.places,
+            mode=args.extract,
+        )
     if args.json:
         print_json(judgement)
     else:
@@ -68,58 +65,14 @@ def run_check(args: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(judge: Judge, case: dict[str, Any]) -> Judgement:
-    return judge.judge(
-        case["text"],
-        expected=case["expected"],
-        answer_type=case["type"],
-        finish_reason=case.get("finish_reason", "stop"),
-        places=case.get("places"),
-        mode=case.get("extract", "declared"),
-    )
-
-
-def _cases(path: Path) -> Iterator[dict[str, Any]]:
-    """The cases of a JSONL file; all of its bad lines are reported at once, before anything is judged.
-
-    Raises:
-        UserFileError: With one problem for each bad line.
-    """
-    cases: list[dict[str, Any]] = []
-    problems: list[Problem] = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            cases.append(_case(line))
-        except ValueError as error:
-            problems.append(Problem(f"line {number}", str(error)))
-    if problems:
-        raise UserFileError(str(path), problems)
-    return iter(cases)
-
-
-def _case(line: str) -> dict[str, Any]:
-    """One line of a batch. Raises ``ValueError`` that says what is wrong with it."""
-    try:
-        case = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from None
-    if not isinstance(case, dict):
-        raise ValueError("is no JSON object")  # noqa: TRY004 - one kind of error for one kind of problem
-    if missing := {"text", "expected", "type"} - case.keys():
-        raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    for name, value in case.items():
-        kind = _CASE_FIELDS.get(name)
-        if kind is None:
-            raise ValueError(f"has an unknown field {name!r}; known: {', '.join(_CASE_FIELDS)}")
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{name} is no {'text' if kind is str else 'whole number'}")  # noqa: TRY004 - as above
-    for name, words in (("finish_reason", get_args(FinishReason)), ("extract", get_args(ExtractionMode))):
-        if case.get(name, words[0]) not in words:
-            raise ValueError(f"{name} is {case[name]!r}; known: {', '.join(words)}")
-    validate_expected(case["expected"], case["type"], case.get("places"))
-    return case
+def _run_batch(path: Path, judge: Judge) -> int:
+    """Print one JSON line per case; lines that are no cases do not stop the rest, and end in exit code 3."""
+    problems = []
+    for result in check_batch(_read(path).splitlines(), judge):
+        print(json.dumps(plain(result.as_json()), ensure_ascii=False))
+        if result.error is not None:
+            problems.append(Problem(f"line {result.line}", result.error))
+    return say_error(UserFileError(str(path), problems)) if problems else 0
 
 
 def _read(path: Path) -> str:

@@ -28,7 +28,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         run,
         help="accept or reject a study's best candidates: fresh measurement, gate and holdout",
         description="Measure the best candidates of a study anew, beside the baseline and the even spread of the\n"
-        "same total, and ask them every gate and holdout probe. The fastest accepted one gets a certificate.",
+        "same total, and ask them every gate and holdout probe. The best accepted one gets a certificate.",
         example="routing-lab validate --study demo --output demo-certificate.yaml",
     )
     options.add_model(parser)
