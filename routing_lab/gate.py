@@ -226,8 +226,10 @@ def paired_difference(
     are each enclosed with a quarter of ``1 - confidence`` left at each end, and ``low = gained_low - lost_high``,
     ``high = gained_high - lost_low``. By Bonferroni's inequality its coverage is at least ``confidence`` for every
     number of probes and however the two rates depend on each other, which no interval from a normal approximation can
-    say of a handful of lost probes. The price is width: with many discordant pairs it is up to half again as wide as
-    one whose coverage is right on average only (Tango, Statistics in Medicine 17, 1998).
+    say of a handful of lost probes. The price is width: with 10 lost and 8 gained of 240 probes it is 0.119 wide, that
+    of Wald's normal approximation 0.069. (Narrower intervals with about the right coverage: Tango, Statistics in
+    Medicine 17, 1998; Fay and Lumbard, Statistics in Medicine 40, 2021.) Like every bound here it takes the probes for
+    a sample of the questions that matter; it knows nothing of others.
 
     Raises:
         ValueError: The runs are not over the same probes, or one has two outcomes of a probe.
