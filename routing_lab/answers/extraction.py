@@ -40,8 +40,8 @@ _END_OF_TURN: Final = re.compile(
 
 _LINE_DECLARATION: Final = re.compile(
     r"""
-    (?<![a-z0-9_]) answers? (?![a-z0-9])
-      (?: [ \t*_]*+ (?: \( [^()\n]{0,40} \) [ \t*_]*+ )? [:：=]          # Answer:  **Answer**:  Answer (in cm):
+    (?<![a-z0-9]) answers? (?![a-z0-9])
+      (?: [ \t*_"']*+ (?: \( [^()\n]{0,40} \) [ \t*_]*+ )? [:：=]          # Answer:  **Answer**:  Answer (in cm):
         | (?: [ ]+ (?: to | for ) [ ]+ [^.:\n]{1,60}? )?                  # the answer to the question is
           [ \t*_]++ (?P<verb> is | are | would[ ]be | should[ ]be | must[ ]be | will[ ]be ) (?![a-z0-9]) [ \t]*+ [:：]?
       )
@@ -71,7 +71,7 @@ _LAST_NUMBER: Final = re.compile(
 )
 
 # Between a marker and its content: blanks, emphasis, and the opening line of a display or a code block.
-_LEADING_NOISE: Final = re.compile(r"(?:[\s*:：]|(?:\$\$|\\\[|```[a-z]{0,10})[ \t]*+\n|(?<=\n)[#>]++)*+")
+_LEADING_NOISE: Final = re.compile(r"(?:[\s*:：]|__|(?:\$\$|\\\[|```[a-z]{0,10})[ \t]*+\n|(?<=\n)[#>]++)*+")
 
 _MOST_JOINED_BOXES: Final = 16
 _LONGEST_CONNECTOR: Final = 60

@@ -89,7 +89,7 @@ _SCALES: Final = {
 }  # fmt: skip
 _SCALE: Final = re.compile(r"\s?(hundred|thousand|million|billion|trillion|百|千|万|亿)s?(?![A-Za-z])", re.IGNORECASE)
 # 5x, 5 a, 5!, 5 * 3, 4\sqrt{2}, 10^10^10, 17 (mod 20): the number is only the beginning of a formula.
-_PRODUCT: Final = re.compile(r"[A-Za-z0-9_]|\s*+(?:[-+*/^!\\:|√]|[a-z]\s*+$|\(?mod\b)", re.IGNORECASE)
+_PRODUCT: Final = re.compile(r"[A-Za-z0-9_]|\s*+(?:[-+*/^!?\\:|√±]|[a-z]\s*+$|\(?mod\b)", re.IGNORECASE)
 
 
 def read_number(text: str) -> Number | Reason:

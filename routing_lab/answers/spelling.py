@@ -55,7 +55,7 @@ _LATEX: Final = re.compile(
 _RAISED: Final = re.compile(r"[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]++")
 
 _WORD: Final = re.compile(r"[^\W\d_]++")
-_CALCULATION: Final = re.compile(r"[+*^=<>|\\√π÷!~{}\[\]°%±∞]|(?<![A-Za-z])/|/(?![A-Za-z])|\.\.|…")
+_CALCULATION: Final = re.compile(r"[+*^=<>|\\√π÷!?~{}\[\]°%±∞]|(?<![A-Za-z])/|/(?![A-Za-z])|\.\.|…")
 _CHANGERS_WORDS: Final = """
     half halves quarter quarters third thirds fourth fourths fifth fifths sixth sixths eighth eighths ninth
     ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion

@@ -184,6 +184,10 @@ def _compare_relations(expected: Node, given: Node) -> Answer:
     if expected.kind == "chain":
         forward, backward = _all_equal(expected.parts, given.parts), _all_equal(expected.parts, given.parts[::-1])
         return "yes" if "yes" in {forward, backward} else "undecided" if "undecided" in {forward, backward} else "no"
+    (label, side), (other_label, other_side) = expected.parts, given.parts
+    if label == other_label and _shape(side) != "value":
+        # D = (0, 1): a name for something that has no difference.
+        return _compare(side, other_side) if expected.value == given.value else "no"
     (sign, left), (other_sign, right) = _turned(expected), _turned(given)
     if sign != other_sign or sign == "in":
         return "no"

@@ -13,8 +13,8 @@ needs the opposite: what is not understood completely is refused. sympy's own ``
 
 What is read (anything else is ``not_an_expression``): LaTeX and plain notation for rational numbers, one-letter and
 Greek variables with subscripts, ``e``, ``i``, ``\pi``, ``\infty``; ``+ - * / ^ ! %``, fractions, roots, absolute
-values, binomials, elementary functions, implicit products; relations and chains of them; tuples, intervals and their unions,
-sets, lists with commas, ``and`` or ``or``; ``\pm``; matrices.
+values, binomials, elementary functions, implicit products; relations and chains of them; tuples, intervals and their
+unions, sets, lists with commas, ``and`` or ``or``; ``\pm``; matrices.
 
 Decisions where notation is ambiguous: ``2\frac{1}{2}`` and ``2 1/2`` are mixed numbers; ``1/2x`` is read from left to
 right; ``x^23`` has the exponent 23; ``log`` has an unnamed base, which is neither ``ln`` nor 10; ``1,234`` is a number

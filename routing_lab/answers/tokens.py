@@ -75,7 +75,8 @@ _GROUPING: Final = re.compile(r"\{,\}|,\\!\s?")
 _TOKEN: Final = re.compile(
     r"""(?P<space> \s++ | \\[,;:!>\ ] | ~ | \\(?=\Z) )
       | (?P<row> \\\\ )
-      | (?P<text> \\ (?: text(?:rm|bf|it)? | math(?:rm|bf|it) | mbox | operatorname ) \s*+ \{ (?P<inside> [^{}]*+ ) \} )
+      | (?P<text> \\ (?: (?P<words> text(?:rm|bf|it)? | mbox ) | math(?:rm|bf|it) | operatorname )
+          \s*+ \{ (?P<inside> [^{}]*+ ) \} )
       | (?P<begin> \\ (?P<edge> begin | end ) \s*+ \{ (?P<environment> [a-zA-Z*]{1,12} ) \} )
       | \\ (?P<command> [A-Za-z]++ )
       | (?P<escaped> \\[{}|%$] )
@@ -143,7 +144,7 @@ def _from_match(match: re.Match[str]) -> list[Token]:
     value = match.group(match.lastgroup or "")
     match match.lastgroup:
         case "text":
-            return _from_text(match["inside"].strip())
+            return _from_text(match["inside"].strip(), words=bool(match["words"]))
         case "begin":
             return [Token(match["edge"], match["environment"])]
         case "command":
@@ -163,11 +164,12 @@ def _from_operator(value: str) -> list[Token]:
     return [Token("op", {"**": "^", "\\|": "|", "\\%": "%", "\\\\": "row"}.get(value, value))]
 
 
-def _from_text(inside: str) -> list[Token]:
-    word = inside.casefold().strip(" ,")
-    if word in {"or", "and"}:
-        return [Token("op", word)]
-    if word.isalpha() and (len(inside) == 1 or inside in FUNCTIONS):
+def _from_text(inside: str, *, words: bool) -> list[Token]:
+    r"""Read ``\text{or}`` as a connector, ``\mathrm{e}`` as a name, and all else (``\text{ m}``) as a unit."""
+    connector = inside.casefold().strip(" ,")
+    if connector in {"or", "and"}:
+        return [Token("op", connector)]
+    if inside in FUNCTIONS or (len(inside) == 1 and inside.isalpha() and not words):
         return _from_word(inside)
     return [Token("unit", inside)]
 
