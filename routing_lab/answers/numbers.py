@@ -54,7 +54,7 @@ _NUMBER: Final = re.compile(
           | \\frac \ ?+ (?: \{{ \ *+ (?P<top_sign> [-+]? ) \ *+ (?P<top> {_GROUPED} ) \ *+ \}} | (?P<top1> [0-9] ) )
                 \ ?+ (?: \{{ \ *+ (?P<bottom> {_GROUPED} ) \ *+ \}} | (?P<bottom1> [0-9] ) ) )
       | (?P<integer> {_GROUPED} )?
-        (?: \. (?P<places> [0-9]*+ )
+        (?: \. (?! \. ) (?P<places> [0-9]*+ )
             (?: \\overline\ ?+ \{{ (?P<bar> [0-9]++ ) \}} | \( (?P<cycle> [0-9]++ ) \) )? )?
         (?: [eE] (?P<exponent> [-+]? [0-9]++ )
           | \ *+ (?: \* | x (?= \ *+ 10 ) ) \ *+ 10 \ *+ (?: \^ | \*\* ) \ *+ (?P<brace> \{{ )? \ *+
@@ -147,9 +147,25 @@ def _mixed_by_words(text: str) -> Number | None:
 
 
 def _in_part(text: str) -> Number | Reason:
-    """Rules 2 to 4 on a part that holds digits."""
-    side = text.rpartition("=")[2].strip() if "=" in text else text.strip()
-    sign, side = _without_front(side)
+    """Rules 2 to 4 on a part that holds digits; of a chain of equations the last side."""
+    *others, side = text.split("=")
+    if any(other.endswith(("!", "<", ">")) for other in others):
+        return Reason.NOT_A_NUMBER
+    number = _on_side(side.strip())
+    if isinstance(number, Number) and any(_another_number(other.strip(), number) for other in others):
+        return Reason.AMBIGUOUS
+    return number
+
+
+def _another_number(side: str, number: Number) -> bool:
+    """Whether a side is a bare number other than ``number``: ``12 = 13`` declares two."""
+    match = _NUMBER.fullmatch(side)
+    value = _value(match) if match else None
+    return value is not None and value.value != number.value
+
+
+def _on_side(text: str) -> Number | Reason:
+    sign, side = _without_front(text)
     match = _POWER_OF_TEN.match(side) or _NUMBER.match(side)
     if match is None or (sign and match["sign"]):
         return Reason.NOT_A_NUMBER

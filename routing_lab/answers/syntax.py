@@ -4,12 +4,13 @@ Nothing is evaluated and no name is looked up anywhere but in the tables below, 
 ``__import__('os')`` has no parse. Length, tokens, nesting, items, digits, exponents and factorials are bounded here,
 *before* sympy sees anything.
 
-Why not ``math-verify`` or ``latex2sympy2-extended`` inside the worker: their grammar recovers from errors by dropping
-what it does not understand, so a damaged answer becomes a shorter right one (``4\sqrt(2)`` was read as ``4``,
-huggingface/Math-Verify#41; ``3x-y+13=0`` and ``3x+4y+14=0`` both as ``0``, #60); powers are evaluated while parsing
-(``5^{5^{5^5}}`` hangs in spite of the limit, #65); the time limit is a signal of the main thread (#50, #55). A gate
-needs the opposite: what is not understood completely is refused. sympy's own ``sympify`` and ``parse_expr`` end in
-``eval`` (sympy/sympy#10805).
+Why not ``math-verify`` or ``latex2sympy2-extended`` inside the worker: their grammar goes on after what it does not
+understand, so a damaged answer becomes a shorter right one (tried with math-verify 0.9.0: ``Answer: 12\sqrt(2)`` equals
+12, huggingface/Math-Verify#41; ``1+1=2`` equals ``3=3``; ``1/199!`` equals ``1/200!``, #14), and powers are evaluated
+while parsing (the fraction of #65 still does not end by its time limit, which is a signal and raises in any thread but
+the main one, #50). A gate needs the opposite: what is not understood completely is refused.
+``benchmarks/answers_throughput.py`` lists every disagreement. sympy's own ``sympify`` and ``parse_expr`` end in ``eval``
+(sympy/sympy#10805).
 
 What is read (anything else is ``not_an_expression``): LaTeX and plain notation for rational numbers, one-letter and
 Greek variables with subscripts, ``e``, ``i``, ``\pi``, ``\infty``; ``+ - * / ^ ! %``, fractions, roots, absolute
@@ -127,8 +128,8 @@ class _Parser:
         """Items between commas, ``;``, ``and`` or ``or``; a single item is returned as itself."""
         items, words = [self._relations()], set[str]()
         while not self._is_op(*closers) and self._is_op(",", ";", "and", "or"):
-            while word := self._take(",", ";", "and", "or"):
-                words.add(word)
+            words.add(self._next().value)
+            words.add(self._take("and", "or") or ",")
             items.append(self._relations())
             if len(items) > MAX_ITEMS:
                 raise ExpressionTooLargeError

@@ -209,7 +209,8 @@ def _from_word(word: str) -> list[Token]:
     ]
 
 
-_AFTER_UNIT: Final = frozenset({"^", "{", "}", "/", "-"})
+_UNIT_TAIL: Final = re.compile(r"unit(?:\^(?:-?[1-4]|\{-?[1-4]\}))?(?:/?unit(?:\^(?:-?[1-4]|\{-?[1-4]\}))?){0,4}")
+"""Units with small exponents, each unit written as the word ``unit``."""
 
 
 def _without_units(tokens: list[Token]) -> list[Token]:
@@ -218,8 +219,8 @@ def _without_units(tokens: list[Token]) -> list[Token]:
     if first is None:
         return tokens
     tail = tokens[first:]
-    if first == 0 or not all(token.kind in {"unit", "number"} or token.value in _AFTER_UNIT for token in tail):
-        raise NotAnExpressionError
-    if not harmless_words(" and ".join(["it", *(token.value for token in tail if token.kind == "unit")]), units=True):
+    units = [token.value for token in tail if token.kind == "unit"]
+    shape = "".join("unit" if token.kind == "unit" else token.value for token in tail)
+    if first == 0 or not _UNIT_TAIL.fullmatch(shape) or not harmless_words(" and ".join(["it", *units]), units=True):
         raise NotAnExpressionError
     return tokens[:first]

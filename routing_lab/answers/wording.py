@@ -33,6 +33,9 @@ _SECOND_CHOICE: Final = re.compile(
     r"[(\[]?(?P<other>[A-Za-z0-9])(?![A-Za-z0-9'])",
     re.IGNORECASE,
 )
+_DENIED: Final = re.compile(
+    r"[\s*)]*(?:is|was)?\s*(?:not|n't|isn't|wrong|incorrect|false|不)(?![A-Za-z])", re.IGNORECASE
+)
 _ANOTHER_BRACKETED: Final = re.compile(r"[(\[]\s?([A-Z0-9])\s?[)\]]")
 _TWO_OPENLY: Final = re.compile(
     r"[(\[]?\b[A-Za-z0-9]\b[)\]]?\s*+(?:,|/|&|or|and)\s*+[(\[]?\b[A-Za-z0-9]\b", re.IGNORECASE
@@ -52,6 +55,8 @@ def read_choice(text: str) -> str | Reason:
         return Reason.AMBIGUOUS if _TWO_OPENLY.search(stripped) else Reason.NOT_A_CHOICE
     choice = (match["bracketed"] or match["marked"] or match["bare"]).upper()
     rest = stripped[match.end() :]
+    if _DENIED.match(rest):
+        return Reason.NOT_A_CHOICE
     second = _SECOND_CHOICE.match(rest)
     others = {second["other"].upper()} if second else set()
     others |= {other.upper() for other in _ANOTHER_BRACKETED.findall(rest)}
