@@ -4,7 +4,8 @@ What: inputs from three sources with a recorded seed: random characters of all U
 controls included), random joins of the pieces that extraction and the grammars look for, and mutations (cut, doubled,
 swapped, overwritten spans) of the golden cases. What must hold: every input gets a judgement within the limit of one
 answer, and none of the first two sources is correct (the expected answers hold numbers and words that they do not
-produce); a mutated golden case may still be right. Reported: inputs per second, the slowest, and the statuses.
+produce; a choice is one character, which chance does). A mutated golden case may still be right.
+Reported: inputs per second, the slowest, and the statuses.
 
     python benchmarks/answers_fuzz.py --inputs 100000 --seed 1
 """
@@ -141,7 +142,8 @@ def cases(rng: random.Random, count: int) -> Iterator[Case]:
         text = (random_characters(rng), random_pieces(rng), f"\\boxed{{{random_pieces(rng)}}}")[number % 4]
         text = text if rng.random() < 0.5 else f"Answer: {text}"
         answer_type = ANSWER_TYPES[number // 4 % len(ANSWER_TYPES)]
-        yield Case(text, EXPECTED[answer_type], answer_type, 2 if answer_type == "decimal" else None, impossible=True)
+        places = 2 if answer_type == "decimal" else None
+        yield Case(text, EXPECTED[answer_type], answer_type, places, impossible=answer_type != "choice")
 
 
 def main() -> None:

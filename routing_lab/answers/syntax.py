@@ -7,8 +7,8 @@ Nothing is evaluated and no name is looked up anywhere but in the tables below, 
 Why not ``math-verify`` or ``latex2sympy2-extended`` inside the worker: their grammar goes on after what it does not
 understand, so a damaged answer becomes a shorter right one (tried with math-verify 0.9.0: ``Answer: 12\sqrt(2)`` equals
 12, huggingface/Math-Verify#41; ``1+1=2`` equals ``3=3``; ``1/199!`` equals ``1/200!``, #14), and powers are evaluated
-while parsing (the fraction of #65 still does not end by its time limit, which is a signal and raises in any thread but
-the main one, #50). A gate needs the opposite: what is not understood completely is refused.
+while parsing (the fraction of #65 still does not end by its time limit, which is a signal and raises in any thread
+but the main one, #50). A gate needs the opposite: what is not understood completely is refused.
 ``benchmarks/answers_throughput.py`` lists every disagreement. sympy's own ``sympify`` and ``parse_expr`` end in ``eval``
 (sympy/sympy#10805).
 

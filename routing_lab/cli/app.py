@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from routing_lab import __version__
-from routing_lab.cli.output import print_json, say_error
+from routing_lab.cli.output import prepare_streams, print_json, say_error
 from routing_lab.errors import InterruptedStudyError, RoutingLabError, UsageError, UserFileError
 
 COMMANDS = (
@@ -37,6 +37,7 @@ exit codes: 0 done, 2 usage, 3 a file is bad, 4 runtime missing or unsupported, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``routing-lab`` with ``argv`` (default: the process's own) and return its exit code."""
+    prepare_streams()
     args = _parser().parse_args(argv)
     try:
         code: int = args.run(args)

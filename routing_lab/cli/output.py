@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["console", "fact_table", "plain", "print_json", "progress_console", "say_error", "size"]
+__all__ = ["console", "fact_table", "plain", "prepare_streams", "print_json", "progress_console", "say_error", "size"]
 
 
 def print_json(value: object) -> None:
@@ -48,11 +50,26 @@ def say_error(error: RoutingLabError) -> int:
     return error.exit_code
 
 
+def prepare_streams() -> None:
+    """Make stdout and stderr take any text: bars on a terminal without them become question marks, not a traceback."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell (>&-)
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def console() -> Console:
     """Where tables go. Piped output is not wrapped to a guessed width: a line of a table stays one line."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=False)
+    class Stdout(Console):
+        def on_broken_pipe(self) -> None:
+            # rich would exit with 1; that the reader has seen enough is no failure, and the caller handles it.
+            raise BrokenPipeError
+
+    return Stdout(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=False)
 
 
 def progress_console() -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,23 @@ def test_help_and_version_work_as_a_process_and_load_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("routing-lab ")
     assert done.stdout.endswith("False False\n")
+
+
+@pytest.mark.parametrize(
+    ("shell", "environment"),
+    [
+        ("{} schedule show {} | head -1", {}),
+        ("{} schedule show {} >&-", {}),
+        ("{} schedule show {}", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "30"}),
+        ("{} schedule show {}", {"PYTHONIOENCODING": "ascii"}),
+    ],
+)
+def test_whatever_takes_the_output_there_is_no_traceback(shell: str, environment: dict[str, str]) -> None:
+    command = shell.format(f"{sys.executable} -m routing_lab", DEMO_SCHEDULES[0])
+    done = subprocess.run(
+        ["/bin/bash", "-o", "pipefail", "-c", command], env=os.environ | environment, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
