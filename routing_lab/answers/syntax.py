@@ -9,8 +9,8 @@ understand, so a damaged answer becomes a shorter right one (tried with math-ver
 12, huggingface/Math-Verify#41; ``1+1=2`` equals ``3=3``; ``1/199!`` equals ``1/200!``, #14), and powers are evaluated
 while parsing (the fraction of #65 still does not end by its time limit, which is a signal and raises in any thread
 but the main one, #50). A gate needs the opposite: what is not understood completely is refused.
-``benchmarks/answers_throughput.py`` lists every disagreement. sympy's own ``sympify`` and ``parse_expr`` end in ``eval``
-(sympy/sympy#10805).
+``benchmarks/answers_throughput.py`` lists every disagreement. sympy's own ``sympify`` and ``parse_expr`` end in
+``eval`` (sympy/sympy#10805).
 
 What is read (anything else is ``not_an_expression``): LaTeX and plain notation for rational numbers, one-letter and
 Greek variables with subscripts, ``e``, ``i``, ``\pi``, ``\infty``; ``+ - * / ^ ! %``, fractions, roots, absolute
