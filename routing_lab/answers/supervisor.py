@@ -28,7 +28,9 @@ __all__ = ["Supervisor"]
 _GRACE_S: Final = 0.15
 """How long after the worker's own wall limit it is given up: then not even the kernel's timer has ended it."""
 
-_RUN: Final = "import sys; sys.path.insert(0, sys.argv[1]); from routing_lab.answers.worker import main; main()"
+_RUN: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from routing_lab.answers.worker import main; main(int(sys.argv[2]))"
+)
 _ROOT: Final = str(Path(__file__).resolve().parents[2])
 
 
@@ -89,7 +91,7 @@ class Supervisor:
         self._stop()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, _ROOT],
+            [sys.executable, "-c", _RUN, _ROOT, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -80,6 +80,10 @@ def parse(text: str) -> Node | Reason:
     return tree
 
 
+_NOTHING: Final = Token("nothing", "")
+"""What stands behind the last token."""
+
+
 class _Parser:
     """Recursive descent over the tokens; every recursion goes through ``_deeper``."""
 
@@ -99,10 +103,13 @@ class _Parser:
 
     def _peek(self, ahead: int = 0) -> Token:
         index = self._at + ahead
-        return self._tokens[index] if index < len(self._tokens) else Token("end", "")
+        return self._tokens[index] if index < len(self._tokens) else _NOTHING
 
     def _next(self) -> Token:
+        """Take a token; there being none is the end of every loop that waits for a closing one."""
         token = self._peek()
+        if token is _NOTHING:
+            raise NotAnExpressionError
         self._at += 1
         return token
 
@@ -398,7 +405,7 @@ class _Parser:
         if environment not in {"matrix", "pmatrix", "bmatrix"}:
             raise NotAnExpressionError
         rows, row = list[Node](), [self._sum()]
-        while self._peek().kind != "end" or self._peek().value == "":
+        while True:
             if self._take("&"):
                 row.append(self._sum())
             elif self._take("row"):

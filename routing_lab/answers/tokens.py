@@ -90,7 +90,7 @@ _TOKEN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its kind (``number``, ``symbol``, ``op``, …; ``end`` after the last) and its text."""
+    """A token: its kind (``number``, ``symbol``, ``op``, …) and its text."""
 
     kind: str
     value: str

@@ -70,6 +70,9 @@ _EXPRESSIONS = {
     "implicit_product": "x" * 100_000,
     "bars": "|" * 5_000,
     "subscripts": "x_" * 2_000,
+    "matrix_open": r"\begin{pmatrix}1&2",
+    "set_open": r"\{1,",
+    "root_open": r"\sqrt[",
 }
 
 _NUMBERS = {
@@ -131,6 +134,11 @@ _TEXTS = {
     "private_use": "Answer: \uf8ff\U0010ffff",
     "casefold_growth": "Answer: " + "ΐ" * 19_000,
     "empty": "",
+    # Found by fuzzing: the parser waited for a closing brace behind the last token, and kept what it was given there.
+    "subscript_open": "Answer: x_{1",
+    "subscript_open_alone": "Answer: x_{",
+    "fraction_open": r"Answer: \frac{1",
+    "matrix_open_row": r"Answer: \begin{pmatrix}1\\",
 }
 
 

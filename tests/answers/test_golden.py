@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from routing_lab.answers import ANSWER_TYPES, Judge, validate_expected
+from routing_lab.answers import ANSWER_TYPES, Judge, extract, validate_expected
+from routing_lab.answers.numbers import read_number
+from routing_lab.answers.syntax import parse
 
 CASES = yaml.safe_load(Path(__file__).with_name("golden.yaml").read_text(encoding="utf-8"))
 
@@ -47,3 +49,15 @@ def test_the_golden_file_is_large_and_says_why_and_covers_every_type():
 def test_no_golden_case_is_there_twice():
     keys = [tuple(sorted((k, str(v)) for k, v in case.items() if k != "why")) for case in CASES]
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.timeout(120)
+def test_every_beginning_of_a_golden_text_is_read_to_an_end():
+    # What is cut anywhere leaves something open: brackets, subscripts, environments, numbers.
+    for case in CASES:
+        for end in range(len(case["text"])):
+            text = case["text"][:end]
+            extract(text)
+            parse(text)
+            parse(text.removeprefix("\\boxed{"))
+            read_number(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 from routing_lab.answers import Judge, Reason, Status
 from routing_lab.answers import supervisor as supervisor_module
+from routing_lab.answers.syntax import parse
+from routing_lab.answers.worker import write_tree
 from routing_lab.errors import RuntimeFailureError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,26 +126,53 @@ def test_closing_leaves_no_process_and_the_judge_usable():
     judge.close()
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_no_worker_outlives_a_killed_parent(busy):
+def busy(pid):
+    """Whether a process has used processor time lately."""
+    ticks = [int(value) for value in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]]
+    return sum(ticks) >= 10
+
+
+ENDLESS = r"ask(r'\boxed{\sqrt{10^{20}}!}')" "\n"
+LEFT_ALONE = {
+    "idle": "time.sleep(60)",
+    "busy": ENDLESS + "time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("state", LEFT_ALONE)
+def test_no_worker_outlives_a_killed_parent(state):
     code = (
-        "import sys, threading, time; sys.path.insert(0, '.')\n"
+        "import time\n"
         "from routing_lab.answers import Judge\n"
         "judge = Judge()\n"
         "ask = lambda text: judge.judge(text, expected='y', answer_type='expression')\n"
         r"ask(r'\boxed{x}')"
         "\n"
-        "print(judge._supervisor._process.pid, flush=True)\n"
-        + (r"ask(r'\boxed{\sqrt{10^{20}}!}')" "\n" if busy else "")
-        + "time.sleep(60)"
+        "print(judge._supervisor._process.pid, flush=True)\n" + LEFT_ALONE[state]
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     pids = processes_of(int(parent.stdout.readline()))
     assert len(pids) == 2
+    assert wait_until(lambda: state == "idle" or busy(pids[1]))
     parent.kill()
     parent.wait()
     parent.stdout.close()
     assert wait_until(lambda: gone(pids))
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_no_worker_outlives_a_judge_that_was_forgotten(state):
+    judge = Judge()
+    assert verdict(judge) is Status.CORRECT
+    process = judge._supervisor._process
+    pids = processes_of(process.pid)
+    if state == "busy":
+        request = {"id": 0, "expected": write_tree(parse("y")), "given": write_tree(parse(r"\sqrt{10^{20}}!"))}
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        assert wait_until(lambda: busy(pids[1]))
+    process.stdin.close()
+    process.stdout.close()
+    assert wait_until(lambda: process.poll() is not None and gone(pids))
 
 
 def test_a_worker_that_cannot_start_is_an_error_with_its_last_words(monkeypatch):
