@@ -18,7 +18,8 @@ Rules, each written once:
 9.  ``####`` is also Markdown's level-4 heading: it declares when it begins like a number or is the text's last line.
 10. *Markup is not part of an answer*: emphasis, ``$…$``, ``\(…\)``, ``\text{…}``, a pair of quotes, one full stop.
 
-Every regular expression here is free of backtracking beyond a constant (possessive quantifiers, bounded gaps).
+Every regular expression here is free of backtracking beyond a constant (possessive quantifiers, bounded gaps). No group
+is possessive, here or in the other files: Python before 3.11.5 matches such a group wrongly (python/cpython#106052).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _LINE_DECLARATION: Final = re.compile(
         | (?: [ ]+ (?: to | for ) [ ]+ [^.:\n]{1,60}? )?                  # the answer to the question is
           [ \t*_]++ (?P<verb> is | are | would[ ]be | should[ ]be | must[ ]be | will[ ]be ) (?![a-z0-9]) [ \t]*+ [:：]?
       )
-    | 答案 (?: 应该 | 应当 | 就 )?+ [是为為]?+ [ \t*]*+ [:：]?+ (?<! 答案 )
+    | 答案 (?: 应该 | 应当 | 就 )? [是为為]?+ [ \t*]*+ [:：]?+ (?<! 答案 )
     | (?: ^ | (?<= [\n。，,]) ) [ \t*]*+ 答 [ \t*]*+ [:：]
     | ^ [ \t#*_]*+ (?: the [ ] )? (?: final [ ] )? answer [ \t*_]*+ $    # a heading of its own
     | ^ [ \t]*+ (?P<hashes> \#{4} ) (?! \# )
@@ -67,11 +68,11 @@ _BOX_CONNECTOR: Final = re.compile(
 )
 
 _LAST_NUMBER: Final = re.compile(
-    r"(?:(?<![\w)\]])[-+−])?[$€£¥]?(?:[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?(?:/[0-9]++)?%?",
+    r"(?:(?<![\w)\]])[-+−])?[$€£¥]?(?:[0-9]++(?:,[0-9]{3})*(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?(?:/[0-9]++)?%?",
 )
 
 # Between a marker and its content: blanks, emphasis, and the opening line of a display or a code block.
-_LEADING_NOISE: Final = re.compile(r"(?:[\s*:：]|__|(?:\$\$|\\\[|```[a-z]{0,10})[ \t]*+\n|(?<=\n)[#>]++)*+")
+_LEADING_NOISE: Final = re.compile(r"(?:[\s*:：]|__|(?:\$\$|\\\[|```[a-z]{0,10})[ \t]*+\n|(?<=\n)[#>]++)*")
 
 _MOST_JOINED_BOXES: Final = 16
 _LONGEST_CONNECTOR: Final = 60

@@ -43,9 +43,7 @@ class _TooLargeError(Exception):
     """The text is a number beyond the limits."""
 
 
-_GROUPED: Final = (
-    r"[0-9]{1,3}(?:,[0-9]{3}){1,1400}+(?![0-9]|,[0-9])|[0-9]{1,3}(?:[ '_][0-9]{3}){1,1400}+(?![0-9]|\s*+/)|[0-9]++"
-)
+_GROUPED: Final = r"[0-9]{1,3}(?:,[0-9]{3}){1,1400}(?![0-9]|,[0-9])|[0-9]{1,3}(?:[ '_][0-9]{3}){1,1400}(?![0-9]|[ '_][0-9]|\s*+/)|[0-9]++"
 _NUMBER: Final = re.compile(
     rf"""
     (?P<sign> [-+]? ) \ ?+
@@ -70,7 +68,7 @@ _POWER_OF_TEN: Final = re.compile(
 _CURRENCY: Final = r"(?:US\$|[$€£¥₹元]|USD\b|EUR\b|GBP\b|Rs\.?)"
 _FRONT: Final = re.compile(
     rf"""(?: (?: is | are | equals? (?:\ to)? | exactly | simply | just | only | therefore | thus | so | hence
-               | there\ are | a\ total\ of | [是为共] | 等于 | = ) (?![A-Za-z]) [:\s]*+ )*+
+               | there\ are | a\ total\ of | [是为共] | 等于 | = ) (?![A-Za-z]) [:\s]*+ )*
          (?P<sign> (?: [-+] | (?: minus | negative ) \  ) \ *+ )? (?: {_CURRENCY} \ *+ )?""",
     re.VERBOSE | re.IGNORECASE,
 )

@@ -125,7 +125,7 @@ def tokenize(text: str) -> list[Token]:
     return _without_units(tokens)
 
 
-_GROUPS: Final = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\\,)[0-9]{3})++(?![0-9]|,[0-9])")
+_GROUPS: Final = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\\,)[0-9]{3})+(?![0-9]|,[0-9]|\\,[0-9])")
 
 
 def _joined_groups(text: str) -> str:
