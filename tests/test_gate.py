@@ -124,6 +124,12 @@ def test_a_bound_of_nonsense_is_refused(call) -> None:
         call()
 
 
+def test_sixty_right_answers_of_sixty_leave_a_failure_rate_of_almost_five_percent() -> None:
+    assert failure_bound(0, 60) == pytest.approx(0.0487, abs=5e-5)
+    assert failure_bound(0, 240) == pytest.approx(0.0124, abs=5e-5)
+    assert rule_of_three(60) == 0.05
+
+
 # --- verdicts
 
 
@@ -283,6 +289,24 @@ PASSED = decide(run(Status.CORRECT), 1)
 
 def holdout(lost: int, gained: int, n: int = 240) -> PairedDifference:
     return paired_difference(*runs(lost, gained, n - lost - gained))
+
+
+@given(statuses=st.lists(st.sampled_from([Status.CORRECT, Status.RUNTIME_ERROR]), min_size=1, max_size=8))
+def test_a_runtime_error_leaves_the_verdict_undecided_as_long_as_nothing_was_answered_wrongly(statuses) -> None:
+    verdict = decide(run(*statuses), len(statuses))
+    broken = Status.RUNTIME_ERROR in statuses
+    assert (verdict.result is Result.UNDECIDED) == broken
+    assert verdict.errors == statuses.count(Status.RUNTIME_ERROR)
+    assert ("the runtime failed on" in verdict.reason) == broken
+
+
+@given(pairs=st.lists(st.tuples(STATUSES, STATUSES), min_size=1, max_size=8))
+def test_only_no_worse_than_baseline_excuses_and_only_what_the_baseline_fails_too(pairs) -> None:
+    baseline, candidate = run(*(pair[0] for pair in pairs)), run(*(pair[1] for pair in pairs))
+    assert decide(candidate, len(pairs), Policy(Rule.ALL_CORRECT), baseline).excused == ()
+    wrong = {Status.WRONG_ANSWER, Status.NO_FINAL_ANSWER}
+    both = tuple(f"p{index}" for index, pair in enumerate(pairs) if wrong.issuperset(pair))
+    assert decide(candidate, len(pairs), NO_WORSE, baseline).excused == both
 
 
 @given(lost=st.integers(0, 20), gained=st.integers(0, 20), hundredths=st.integers(0, 20))

@@ -45,7 +45,7 @@ def _of_kind(kind: str, seed: int) -> Iterator[Probe]:
             id=f"{kind}-{'h' if holdout else 'g'}{number if holdout else number - HOLDOUT_PER_KIND:02}",
             prompt=problem.prompt,
             answer=problem.answer,
-            type=cast("AnswerType", problem.answer_type),
+            type=cast("AnswerType", problem.answer_type),  # a plain word there; Probe refuses one that is no type
             split="holdout" if holdout else "gate",
             tags=(kind,),
         )

@@ -113,8 +113,14 @@ class ProbeSet:
         }
         sections = top.sections("items")
         items = [_read_item(section) for section in sections]
+        in_file = {"name": "probes"}
+        unread = {key for key, value in header.items() if _is_stand_in(top, in_file.get(key, key), value)}
+        unread |= {key for key in ("name", "prompt") if not top.has(in_file.get(key, key))}
+        if "prompt" in unread:
+            unread.add("thinking")  # whether it means anything depends on the prompt
         for key, what, remedy in _set_faults(header | {"items": items or top.raw("items")}):
-            top.problem("probes" if key == "name" else key, what, remedy)
+            if key not in unread:
+                top.problem(in_file.get(key, key), what, remedy)
         for key, what, remedy in _item_faults([(item["id"], item["prompt"]) for item in items]):
             top.problem(key, what, remedy)
         top.finish()
@@ -187,12 +193,17 @@ def _probe_faults(probe: Mapping[str, Any]) -> Iterator[Fault]:
         yield "max_tokens", f"is {probe['max_tokens']}; a completion needs at least one token", ""
     if not all(tag.strip() for tag in probe["tags"]):
         yield "tags", "has a blank tag", "leave it out"
+    yield from _character_faults("tags", *probe["tags"])
 
 
 def _text_faults(key: str, text: str, remedy: str) -> Iterator[Fault]:
     if not text.strip():
         yield key, "is blank", remedy
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+    yield from _character_faults(key, text)
+
+
+def _character_faults(key: str, *texts: str) -> Iterator[Fault]:
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for text in texts for character in text):
         yield key, "has a NUL or half a surrogate pair, which no tokenizer takes", "remove it"
 
 
@@ -233,6 +244,7 @@ def _set_faults(header: Mapping[str, Any]) -> Iterator[Fault]:
         yield "max_tokens", f"is {header['max_tokens']}; a completion needs at least one token", ""
     if not all(header["stop"]):
         yield "stop", "has an empty text, at which every completion would end", "leave it out"
+    yield from _character_faults("stop", *header["stop"])
     if isinstance(header["items"], Sequence) and not header["items"]:
         yield "items", "is empty", "a set needs at least one probe"
 
@@ -272,19 +284,25 @@ def _read_item(section: Fields) -> dict[str, Any]:
         "places": section.integer("places", None),
         "tags": section.texts("tags", ()),
     }
-    replaced = {key for key in item if section.has(key) and not _same(section.raw(key), item[key])}
-    replaced |= {key for key in ("id", "prompt", "answer", "type") if not section.has(key)}
-    if "type" in replaced:
-        replaced |= {"answer", "places"}  # nothing can be said of them without a type
+    unread = {key for key, value in item.items() if _is_stand_in(section, key, value)}
+    unread |= {key for key in ("id", "prompt", "answer", "type") if not section.has(key)}
+    if "type" in unread:
+        unread |= {"answer", "places"}  # nothing can be said of them without a type
     for key, what, remedy in _probe_faults(item):
-        if key not in replaced:
+        if key not in unread:
             section.problem(key, what, remedy)
     return item
 
 
-def _same(raw: object, read: object) -> bool:
-    """Whether a value was taken as it stands in the file, not replaced by a stand-in."""
-    return raw == (list(read) if isinstance(read, tuple) else read)
+def _is_stand_in(fields: Fields, key: str, read: object) -> bool:
+    """Whether ``read`` only stands in for a value of the file that was refused, so that nothing is to be said of it.
+
+    Types are compared too, since ``false`` equals 0. Of a list the good elements are kept, and they are the file's own.
+    """
+    if not fields.has(key) or isinstance(read, (tuple, dict)):
+        return False
+    raw = fields.raw(key)
+    return type(raw) is not type(read) or raw != read
 
 
 def _item_line(probe: Probe) -> str:

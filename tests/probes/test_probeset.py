@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from routing_lab.errors import UserFileError
@@ -72,6 +72,23 @@ def test_what_is_written_is_read_back(probe_set: ProbeSet) -> None:
     again = ProbeSet.from_yaml(probe_set.to_yaml())
     assert again == probe_set
     assert again.digest == probe_set.digest
+
+
+@example(text="next line \x85 separators \u2028\u2029")
+@example(text="\x85at the edges\x85")
+@example(text="\ufeff a byte order mark")
+@example(text="\r\n carriage \r returns \n")
+@example(text="family \U0001f468\u200d\U0001f469\u200d\U0001f467 and the last \U0010ffff")
+@example(text="""'single' "double" \\ back: slash # - {flow} [style] &a *b !c %d @e `f`""")
+@example(text="null")
+@example(text="\x1b[31m red \x7f")
+@given(text=TEXTS)
+def test_a_text_comes_back_character_for_character_wherever_it_stands(text: str, tmp_path_factory) -> None:
+    probe = Probe("a", text, "1", "integer", tags=(text,))
+    written = ProbeSet(name=text, items=(probe,), stop=(text,), source={"says": text})
+    file = tmp_path_factory.mktemp("texts") / "set.yaml"
+    written.save(file)
+    assert ProbeSet.load(file) == written
 
 
 def test_a_saved_set_is_loaded_back(tmp_path: Path) -> None:
@@ -225,6 +242,63 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_path() -> None:
 def test_a_single_problem_is_the_only_one_reported(text: str, problem: str) -> None:
     (found,) = problems_of(text)
     assert found.startswith(problem)
+
+
+ONE_ITEM = "items: [{id: a, prompt: p, answer: '1', type: integer}]\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("prompt: raw\n", "probes: is missing"),
+        ("probes: 5\nprompt: raw\n", "probes: is the number 5, not a text"),
+        ("probes: x\nprompt: chatt\nthinking: false\n", "prompt: is 'chatt'"),
+        ("probes: x\nthinking: false\n", "prompt: is missing"),
+        ("probes: x\nprompt: raw\nthinking: 0\n", "thinking: is the number 0, not true or false"),
+        ("probes: x\nprompt: raw\nmax_tokens: 1.5\n", "max_tokens: is the number 1.5, not a whole number"),
+        ("probes: x\nprompt: raw\nmax_tokens: false\n", "max_tokens: is false"),
+        ("probes: x\nprompt: raw\nmax_tokens: null\n", "max_tokens: is nothing, not a whole number"),
+    ],
+)
+def test_nothing_is_said_of_the_stand_in_for_a_value_that_could_not_be_read(header: str, problem: str) -> None:
+    (found,) = problems_of(header + ONE_ITEM)
+    assert found.startswith(problem)
+
+
+def test_nothing_is_said_of_the_stand_in_for_an_items_value_either() -> None:
+    item = "{id: a, prompt: p, answer: '1', type: integer, max_tokens: false}"
+    (found,) = problems_of(f"probes: x\nprompt: raw\nitems: [{item}]\n")
+    assert found.startswith("items[0].max_tokens: is false")
+
+
+def test_a_list_with_an_element_of_another_kind_is_still_checked_for_the_rest() -> None:
+    found = problems_of("probes: x\nprompt: raw\nstop: ['', 5]\n" + ONE_ITEM)
+    assert [line.split(":")[0] for line in found] == ["stop[1]", "stop"]
+
+
+def test_files_that_are_no_probe_set_at_all_are_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    (tmp_path / "broken.yaml").write_text("probes: [")
+    for name in ("binary.yaml", "empty.yaml", "list.yaml", "broken.yaml", "missing.yaml", "."):
+        with pytest.raises(UserFileError) as caught:
+            ProbeSet.load(tmp_path / name)
+        assert caught.value.exit_code == 3
+        assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_key_that_is_there_twice_is_named_with_its_line() -> None:
+    found = problems_of("probes: x\nprompt: raw\nprompt: chat\n" + ONE_ITEM)
+    assert found == ["line 3: key 'prompt' is here twice (keep one of them)"]
+
+
+@pytest.mark.parametrize("text", ["half \ud800", "\0"])
+def test_no_text_of_a_set_may_hold_what_no_file_or_tokenizer_takes(text: str) -> None:
+    with pytest.raises(UserFileError, match="tags: has a NUL or half a surrogate pair"):
+        Probe("a", "p", "1", "integer", tags=("fine", text))
+    with pytest.raises(UserFileError, match="stop: has a NUL or half a surrogate pair"):
+        small(stop=("fine", text))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fakelab import make_facts, make_probes, make_runtime
+from fakelab import make_facts, make_probes, make_runtime, schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,3 +187,34 @@ def test_the_fake_runtime_answers_by_its_counts(tmp_path: Path) -> None:
     runtime = make_runtime(make_facts(tmp_path))
     probe_set = make_probes()
     assert all(outcome.correct for outcome in run(runtime, probe_set))
+
+
+def test_probes_run_under_the_schedule_that_is_applied_and_stop_at_its_first_failure(tmp_path: Path) -> None:
+    runtime = make_runtime(make_facts(tmp_path))
+    runtime.apply(schedule(2, 8, 8, 8))  # probe g2 needs four experts in block 0
+    assert [(outcome.probe, outcome.correct) for outcome in run(runtime, make_probes())] == [
+        ("g0", True),
+        ("g1", True),
+        ("g2", False),
+    ]
+
+
+@pytest.mark.parametrize("request_", ["generate", "render_chat"])
+def test_a_request_that_loses_the_process_is_an_outcome_and_the_next_probe_runs(tmp_path: Path, request_: str) -> None:
+    failing = iter([False, True, False, False])
+    runtime = make_runtime(
+        make_facts(tmp_path),
+        answer=lambda prompt, _counts: f"Answer: {prompt.removeprefix('user: ')[0]}",
+        fail=lambda request, _counts: request == request_ and next(failing),
+    )
+    outcomes = run(runtime, sums(4, prompt="chat"), stop_after_failures=None)
+    right, broken = Status.CORRECT, Status.RUNTIME_ERROR
+    assert [outcome.status for outcome in outcomes] == [right, broken, right, right]
+    assert f"told to fail in {request_}" in str(outcomes[1].reason)
+    assert (outcomes[1].text, outcomes[1].tokens, outcomes[1].extracted) == ("", 0, None)
+
+
+def test_a_completion_that_its_budget_cut_is_no_answer_and_says_so(tmp_path: Path) -> None:
+    runtime = make_runtime(make_facts(tmp_path), answer=lambda _prompt, _counts: "thinking about it for long")
+    (outcome,) = run(runtime, sums(1, max_tokens=8))
+    assert (outcome.status, outcome.reason, outcome.tokens) == (Status.NO_FINAL_ANSWER, "budget", 8)
