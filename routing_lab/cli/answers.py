@@ -33,7 +33,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     check.add_argument("--type", choices=ANSWER_TYPES)
     check.add_argument("--expected", metavar="ANSWER")
     check.add_argument("--places", type=options.non_negative, metavar="N", help="decimal places of a decimal answer")
-    check.add_argument("--finish-reason", choices=get_args(FinishReason), default="stop", help="default: %(default)s")
+    check.add_argument("--finish-reason", choices=get_args(FinishReason), help="why decoding ended, where it is known")
     check.add_argument("--extract", choices=get_args(ExtractionMode), default="declared", help="default: %(default)s")
     check.add_argument("--text-file", type=Path, default=Path("-"), metavar="FILE", help="default: standard input")
     check.add_argument("--batch", type=Path, metavar="JSONL", help="judge every line of this file")
