@@ -59,7 +59,8 @@ _CALCULATION: Final = re.compile(r"[+*^=<>|\\√π÷!?~{}\[\]°%±∞]|(?<![A-Za
 _CHANGERS_WORDS: Final = """
     half halves quarter quarters third thirds fourth fourths fifth fifths sixth sixths eighth eighths ninth
     ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion
-    dozen dozens score k bn mn squared cubed factorial root sqrt cbrt log ln sin cos tan exp pi times plus minus
+    dozen dozens gross doubled tripled quadrupled halved twice thrice binary octal hex hexadecimal base
+    score k bn mn squared cubed factorial root sqrt cbrt log ln sin cos tan exp pi times plus minus
     over divided power mod modulo choose not isn wrong incorrect false no or nor either neither maybe perhaps
     possibly between about approximately roughly approx around least most more less than under almost nearly to
     until through two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty infinity

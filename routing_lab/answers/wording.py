@@ -29,8 +29,8 @@ _CHOICE: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _SECOND_CHOICE: Final = re.compile(
-    r"[\s*}.)]{0,4}(?:,|;|/|&|\b(?:or|and)\b|或|和|、)\s*+(?:or|and)?\s*+(?:option )?"
-    r"[(\[]?(?P<other>[A-Za-z0-9])(?![A-Za-z0-9'])",
+    r"[\s*}.)]{0,4}(?:,|;|/|&|\b(?:or|and)\b|或|和|、)\s*+(?:or|and)?\s*+"
+    r"(?:(?:maybe|perhaps|possibly|probably|even|also|option|choice)\s++){0,3}[(\[]?(?P<other>[A-Za-z0-9])(?![A-Za-z0-9'])",
     re.IGNORECASE,
 )
 _DENIED: Final = re.compile(
