@@ -315,6 +315,14 @@ def test_the_margin_is_exact_where_floating_point_is_not(lost: int, gained: int,
     assert accept(PASSED, holdout(lost, gained, 100), rule).accepted == (lost - gained <= hundredths)
 
 
+@pytest.mark.parametrize("hundredths", [29, 57, 58])
+def test_a_net_loss_of_just_the_margin_is_accepted_where_the_float_product_falls_short_of_it(hundredths: int) -> None:
+    rule = AcceptanceRule(margin=hundredths / 100)
+    assert rule.margin * 100 < hundredths
+    assert accept(PASSED, holdout(hundredths, 0, 100), rule).accepted
+    assert not accept(PASSED, holdout(hundredths + 1, 0, 100), rule).accepted
+
+
 @given(lost=st.integers(0, 5), gained=st.integers(0, 20))
 def test_strict_forgives_no_lost_probe_whatever_is_gained(lost: int, gained: int) -> None:
     assert accept(PASSED, holdout(lost, gained), AcceptanceRule(strict=True)).accepted == (lost == 0)

@@ -111,6 +111,11 @@ def test_a_runtime_that_keeps_dying_is_not_asked_for_ever() -> None:
     assert len(run(runtime, sums(20), stop_after_failures=None)) == MAX_CONSECUTIVE_ERRORS == len(runtime.asked)
 
 
+def test_runtime_errors_with_an_answer_between_them_do_not_end_the_run() -> None:
+    kinds = ["dead", "dead", "right"] * 3
+    assert len(run(scripted(kinds), sums(len(kinds)), stop_after_failures=None)) == len(kinds)
+
+
 @pytest.mark.parametrize("error", [UsageError("the prompt does not fit"), ValueError("a bug"), KeyboardInterrupt()])
 def test_any_other_exception_is_let_through(error) -> None:
     class Broken(Scripted):
