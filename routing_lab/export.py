@@ -93,7 +93,8 @@ class Export:
         """A shell script, newline at its end. Of an unvalidated export each line worth copying carries the label."""
         tag = "" if self.validated else f"  # {UNVALIDATED}"
         lines = [f"schedule {self.schedule.name}: {self.experts_used}", self.label, *self._claims(), *self.notes]
-        script = [f"# {line}" for line in lines]
+        # A line break in a name or a date of the certificate would end the comment and begin a command.
+        script = ["# " + "".join(c if c.isprintable() else "?" for c in line) for line in lines]
         if self.environment:
             script += ["", "# for the preload library (environment)"]
             script += [f"{key}={shlex.quote(value)}{tag}" for key, value in self.environment.items()]

@@ -69,7 +69,7 @@ def console() -> Console:
             # rich would exit with 1; that the reader has seen enough is no failure, and the caller handles it.
             raise BrokenPipeError
 
-    return Stdout(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=False)
+    return Stdout(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, soft_wrap=False)
 
 
 def progress_console() -> Console:
