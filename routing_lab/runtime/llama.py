@@ -245,9 +245,8 @@ class LlamaRuntime:
         try:
             reply = process.request("load", **asdict(self._load_spec()))
         except RuntimeUnsupportedError as error:
-            tail = process.log_tail()
-            self._discard()
-            raise RuntimeUnsupportedError(_with_errors_of(tail, str(error))) from None
+            self._discard()  # first, so that the tail is complete: the answer can overtake the log
+            raise RuntimeUnsupportedError(_with_errors_of(process.log_tail(), str(error))) from None
         except BaseException:
             self._discard()
             raise

@@ -6,9 +6,11 @@ Every failure of the file (locked, full, damaged, not ours) is a ``UserFileError
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +48,10 @@ TRIAL: Final = "routing_lab"
 
 LOCK_WAIT_S: Final = 10
 """How long a write waits for another process to finish its own."""
+
+_OPENINGS: Final = 5
+_OPENING_PAUSE_S: Final = 0.2
+_LOST_A_RACE: Final = re.compile("UNIQUE constraint failed|already exists")
 
 _URL: Final = "sqlite:///"
 _STUDY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -104,12 +110,28 @@ def open_storage(storage: Path | str, *, create: bool) -> RDBStorage:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            backend = RDBStorage(f"{_URL}{path}", engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_S}})
+            backend = _opened(path)
         except RuntimeError as error:  # Optuna's word for tables of another version
             raise UserFileError(str(path), [Problem("", str(error), "or take another file with --storage")]) from None
         sqlalchemy.event.listen(backend.engine, "connect", _spare_the_disk)
         backend.engine.dispose()  # so that the first connection, made before the listener, is not used on
     return backend
+
+
+def _opened(path: Path) -> RDBStorage:
+    """Optuna's storage in ``path``, its tables made where they are missing.
+
+    Optuna looks for a table and then makes it, and a second process may do the same in between. One of the two then
+    fails, and needs only to look again.
+    """
+    for attempt in itertools.count(1):
+        try:
+            return RDBStorage(f"{_URL}{path}", engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_S}})
+        except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+            if attempt == _OPENINGS or not _LOST_A_RACE.search(_innermost(error)):
+                raise
+            time.sleep(_OPENING_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _spare_the_disk(connection: sqlite3.Connection, _record: object) -> None:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ def storage(tmp_path: Path) -> Path:
     path = tmp_path / "studies.db"
     run(tmp_path, path)
     return path
+
+
+def test_processes_that_make_one_storage_at_the_same_moment_all_get_it(tmp_path: Path) -> None:
+    for number in range(10):
+        path = tmp_path / f"{number}.db"
+        with ThreadPoolExecutor(8) as pool:
+            opened = [pool.submit(open_storage, path, create=True) for _ in range(8)]
+        assert all(future.result().get_all_studies() == [] for future in opened)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
