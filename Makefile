@@ -32,7 +32,7 @@ lint: $(VENV)/.ready
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml routing_lab/runtime/native/expert_override.cpp
+$(VENV)/.ready: pyproject.toml $(wildcard routing_lab/runtime/native/*.cpp)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@

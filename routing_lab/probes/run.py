@@ -10,7 +10,17 @@ from routing_lab.errors import RuntimeFailureError
 from routing_lab.probes.probeset import Probe, ProbeSet
 from routing_lab.runtime.base import Generation, Runtime
 
-__all__ = ["KEPT_CHARACTERS", "MAX_CONSECUTIVE_ERRORS", "Outcome", "rendered_prompt", "run_probes", "thinking_is_open"]
+__all__ = [
+    "KEPT_CHARACTERS",
+    "MAX_CONSECUTIVE_ERRORS",
+    "Outcome",
+    "judged",
+    "rendered_prompt",
+    "run_probe",
+    "run_probes",
+    "runtime_error",
+    "thinking_is_open",
+]
 
 KEPT_CHARACTERS = 2000
 """Characters of a completion that an outcome keeps: its end, where the answer is."""
@@ -27,6 +37,7 @@ class Outcome:
     for ``runtime_error``). ``text`` is the completion, of a long one the last ``KEPT_CHARACTERS`` characters.
     ``llama_seconds`` is the part of ``seconds`` spent inside libllama, ``tokens`` are the generated ones, and
     ``smallest_margin`` (logits) is how close the completion came to being another one, where that was asked for.
+    ``kept`` is how many tokens were taken over from a draft instead of decoded (``None``: there was no draft).
     """
 
     probe: str
@@ -39,6 +50,7 @@ class Outcome:
     seconds: float
     llama_seconds: float
     smallest_margin: float | None = None
+    kept: int | None = None
 
     @property
     def correct(self) -> bool:
@@ -75,7 +87,7 @@ def run_probes(
     outcomes: list[Outcome] = []
     failures = errors_in_a_row = 0
     for probe in probes:
-        outcome = _run_one(runtime, probe_set, probe, judge, margins=margins)
+        outcome = run_probe(runtime, probe_set, probe, judge, margins=margins)
         outcomes.append(outcome)
         if progress is not None:
             progress(outcome)
@@ -105,19 +117,19 @@ def thinking_is_open(rendered: str, user: str = "") -> bool:
     return opened > closed
 
 
-def _run_one(runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, *, margins: bool) -> Outcome:
+def run_probe(runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, *, margins: bool = False) -> Outcome:
+    """Decode one probe and judge the completion; the loss of the model's process is an outcome too."""
     try:
-        rendered = rendered_prompt(runtime, probe_set, probe)
-        generation = runtime.generate(
-            rendered, max_tokens=probe_set.budget(probe), stop=probe_set.stop, margins=margins
-        )
+        prompt = rendered_prompt(runtime, probe_set, probe)
+        generation = runtime.generate(prompt, max_tokens=probe_set.budget(probe), stop=probe_set.stop, margins=margins)
     except RuntimeFailureError as failure:
-        return _runtime_error(probe, failure)
+        return runtime_error(probe, failure)
+    return judged(probe_set, probe, prompt, generation, judge)
+
+
+def judged(probe_set: ProbeSet, probe: Probe, prompt: str, generation: Generation, judge: Judge) -> Outcome:
+    """What the completion of ``prompt``, the rendered text of ``probe``, is worth."""
     user = probe.prompt if probe_set.prompt == "chat" else ""
-    return _judged(probe_set, probe, generation, judge, thinking_open=thinking_is_open(rendered, user))
-
-
-def _judged(probe_set: ProbeSet, probe: Probe, generation: Generation, judge: Judge, *, thinking_open: bool) -> Outcome:
     judgement = judge.judge(
         generation.text,
         expected=probe.answer,
@@ -125,7 +137,7 @@ def _judged(probe_set: ProbeSet, probe: Probe, generation: Generation, judge: Ju
         finish_reason=generation.finish_reason,
         places=probe.places,
         mode=probe_set.extract,
-        thinking_open=thinking_open,
+        thinking_open=thinking_is_open(prompt, user),
     )
     return Outcome(
         probe=probe.id,
@@ -141,7 +153,8 @@ def _judged(probe_set: ProbeSet, probe: Probe, generation: Generation, judge: Ju
     )
 
 
-def _runtime_error(probe: Probe, failure: RuntimeFailureError) -> Outcome:
+def runtime_error(probe: Probe, failure: RuntimeFailureError) -> Outcome:
+    """The outcome of a probe on which the model's process was lost."""
     return Outcome(
         probe=probe.id,
         status=Status.RUNTIME_ERROR,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from routing_lab.model import ModelFacts
 from routing_lab.placement import Placement
@@ -16,11 +16,14 @@ __all__ = [
     "Attestation",
     "Capability",
     "DecodeTiming",
+    "Draft",
     "FinishReason",
     "Generation",
     "Runtime",
     "RuntimeBuild",
     "RuntimeOptions",
+    "Verified",
+    "Verifier",
 ]
 
 FinishReason = Literal["stop", "length"]
@@ -86,7 +89,8 @@ class Generation:
 
     ``tokens`` counts every token that was generated, an end-of-generation token or one of a stop string included.
     ``smallest_margin`` is the smallest gap in logits between the two best tokens over all generated positions, where it
-    was asked for: how close the completion came to being another one.
+    was asked for: how close the completion came to being another one. ``token_ids`` are the generated tokens by number,
+    where the runtime can say: what a ``Draft`` is made of. ``margins`` are the gaps of all of them, where asked for.
     """
 
     text: str
@@ -96,6 +100,33 @@ class Generation:
     seconds: float
     llama_seconds: float
     smallest_margin: float | None = None
+    token_ids: tuple[int, ...] | None = None
+    margins: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess at the completion of a raw prompt, and the most tokens that the completion may have."""
+
+    prompt: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What became of a draft under the applied schedule.
+
+    ``generation`` is what greedy decoding gives; its times are this draft's share of those of its batch, and its
+    ``smallest_margin`` runs over all positions. ``kept`` of the ``drafted`` tokens were right: these were not decoded.
+    Where ``doubtful``, two best tokens were closer than the tie margin: the generation ends there, and nothing is known
+    about what follows.
+    """
+
+    generation: Generation
+    kept: int
+    drafted: int
+    doubtful: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +181,8 @@ class Runtime(Protocol):
         The prompt is tokenised with special tokens recognised and BOS added where the model asks for it. Generation
         ends at an end-of-generation token or at the first stop string, which is not part of ``text`` (reason
         ``stop``), or after ``max_tokens`` or at the end of the context (reason ``length``). ``margins`` asks for
-        ``smallest_margin``. Raises ``UsageError`` for a prompt that is empty or leaves no room in the context.
+        ``smallest_margin`` and ``margins``. Raises ``UsageError`` for a prompt that is empty or leaves no room in the
+        context.
         """
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
@@ -162,3 +194,16 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Free the model; safe to call twice."""
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """A runtime that can check drafts in batches, which costs a prompt's time per token instead of a completion's."""
+
+    def verify(self, drafts: Sequence[Draft], *, stop: Sequence[str] = (), tie_margin: float = 0.0) -> list[Verified]:
+        """What ``generate`` would give for each draft's prompt, in the order given.
+
+        Without doubt (see ``Verified``) the generation equals that of ``generate`` as far as logits of a batch differ
+        from those of single tokens by less than ``tie_margin``; ``probes.verify.calibrate`` measures that.
+        Raises ``UsageError`` as ``generate`` does, and where there is no draft.
+        """

@@ -6,20 +6,22 @@ Importing this module loads nothing. Creating an ``Engine`` loads the override l
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
-import math
 import os
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
+from routing_lab.runtime.completion import Completion, best_two
+from routing_lab.runtime.drafts import DraftBatches
 
-__all__ = ["Device", "Engine", "LoadSpec", "Loaded", "Override", "Switched"]
+__all__ = ["Device", "Engine", "LoadSpec", "Loaded", "Override", "PlainKernels", "Switched"]
 
 # enum values of ggml.h and llama.h
 _KV_TYPES = {"f32": 0, "f16": 1}
@@ -52,6 +54,7 @@ class LoadSpec:
     kv_type: Literal["f16", "f32"]
     gpu_layers: int
     host_tensors: list[str] = field(default_factory=list)
+    plain_library: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,33 @@ class Override:
             raise RuntimeFailureError(f"the override library's report exceeds {_REPORT_BYTES} bytes")
         rows = (line.split() for line in buffer.value.decode("ascii").splitlines())
         return [(int(block), int(selected), int(summed)) for block, _, selected, summed in rows]
+
+
+class PlainKernels:
+    """The library that lets batches compute as single tokens do; must exist before ``llama_cpp`` is imported.
+
+    Without a library, and on builds of ggml that have no other kernels for batches, it does nothing.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) if path else None
+
+    def bind(self) -> None:
+        """Find the kernels for batches in the loaded libraries, and let them work again."""
+        if self._library:
+            self._library.routing_lab_plain_bind()
+
+    @contextlib.contextmanager
+    def only(self) -> Iterator[None]:
+        """Keep the kernels for batches out of what is computed inside."""
+        if not self._library:
+            yield
+            return
+        self._library.routing_lab_plain_set(1)
+        try:
+            yield
+        finally:
+            self._library.routing_lab_plain_set(0)
 
 
 class _Witness:
@@ -242,13 +272,16 @@ class Engine:
     def __init__(self, spec: LoadSpec) -> None:
         self.spec = spec
         self.override = Override(spec.override_library) if spec.override_library else None
+        self.plain_kernels = PlainKernels(spec.plain_library)
         self.api = _import_api()
+        self.plain_kernels.bind()
         self._log = _Log(self.api)
         if self.override:
             self.override.bind(self.library)
         self._sampler = self.api.llama_sampler_chain_init(self.api.llama_sampler_chain_default_params())
         self.api.llama_sampler_chain_add(self._sampler, self.api.llama_sampler_init_greedy())
         self._context: int | None = None
+        self._batches: DraftBatches | None = None
         self._model: int | None = None
         self._pieces: dict[int, bytes] = {}
         self._loads = 0
@@ -293,7 +326,7 @@ class Engine:
         if not model:
             raise RuntimeUnsupportedError(f"libllama cannot load {self.spec.model}")
         self._model, self._uniform = model, uniform
-        self._vocab = self.api.llama_model_get_vocab(model)
+        self.vocab = self.api.llama_model_get_vocab(model)
         self._loads += 1
 
     def _scalar_override(self, uniform: int | None) -> Any:  # noqa: ANN401
@@ -335,7 +368,7 @@ class Engine:
         witness = self._attest()
         if self.override:
             self.override.reset_report()
-        self._context = self._new_context(self.spec.context_tokens)
+        self._context = self.new_context(self.spec.context_tokens)
         return Switched(
             selected=sorted(witness.selected.items()),
             summed=sorted(witness.summed.items()),
@@ -345,7 +378,7 @@ class Engine:
 
     def _attest(self) -> _Witness:
         witness = _Witness(self.api)
-        context = self._new_context(_WITNESS_TOKENS, witness)
+        context = self.new_context(_WITNESS_TOKENS, witness=witness)
         try:
             token = (self.api.llama_token * 1)(self._legal_token(random.Random(_STREAM_SEED)))  # noqa: S311
             self._check(self.api.llama_decode(context, self.api.llama_batch_get_one(token, 1)))
@@ -354,11 +387,13 @@ class Engine:
             self.api.llama_free(context)
         return witness
 
-    def _new_context(self, tokens: int, witness: _Witness | None = None) -> int:
+    def new_context(self, tokens: int, *, sequences: int = 1, witness: _Witness | None = None) -> int:
+        """A context with room for ``tokens`` in each of ``sequences`` sequences, each in a cache of its own."""
         params = self.api.llama_context_default_params()
-        params.n_ctx = tokens
-        params.n_batch = params.n_ubatch = min(self.spec.batch_tokens, tokens)
-        params.n_seq_max = 1
+        params.n_ctx = tokens * sequences
+        params.n_batch = params.n_ubatch = min(self.spec.batch_tokens, tokens * sequences)
+        params.n_seq_max = sequences
+        params.kv_unified = False
         params.n_threads = params.n_threads_batch = self.spec.threads
         params.type_k = params.type_v = _KV_TYPES[self.spec.kv_type]
         params.no_perf = True
@@ -366,10 +401,21 @@ class Engine:
             params.cb_eval = witness.callback
         context: int | None = self.api.llama_init_from_model(self._model, params)
         if not context:
-            raise RuntimeUnsupportedError(f"libllama cannot create a context of {tokens} tokens (out of memory?)")
+            raise RuntimeUnsupportedError(
+                f"libllama cannot create a context of {tokens * sequences} tokens (out of memory?)"
+            )
         return context
 
+    @property
+    def model(self) -> int:
+        """Libllama's handle of the loaded model."""
+        assert self._model is not None, "loaded since the engine was made"  # noqa: S101
+        return self._model
+
     def _free_context(self) -> None:
+        if self._batches:
+            self._batches.close()
+            self._batches = None
         if self._context:
             self.api.llama_free(self._context)
             self._context = None
@@ -389,7 +435,7 @@ class Engine:
         room = len(data) + 8
         while True:
             buffer = (self.api.llama_token * room)()
-            count: int = self.api.llama_tokenize(self._vocab, data, len(data), buffer, room, True, True)
+            count: int = self.api.llama_tokenize(self.vocab, data, len(data), buffer, room, True, True)
             if count >= 0:
                 return list(buffer[:count])
             room = -count
@@ -400,10 +446,10 @@ class Engine:
         if known is None:
             size = 64
             buffer = ctypes.create_string_buffer(size)
-            length = self.api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            length = self.api.llama_token_to_piece(self.vocab, token, buffer, size, 0, False)
             if length < 0:
                 buffer = ctypes.create_string_buffer(size := -length)
-                length = self.api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+                length = self.api.llama_token_to_piece(self.vocab, token, buffer, size, 0, False)
             known = self._pieces[token] = buffer.raw[: max(0, length)]
         return known
 
@@ -425,13 +471,13 @@ class Engine:
             text: str = render(messages=[{"role": "user", "content": user}], **variables).prompt
         except (jinja2.TemplateError, ValueError, TypeError) as error:  # templates refuse by ValueError
             raise RuntimeUnsupportedError(f"the chat template of {self.spec.model} fails: {error}") from error
-        if begin and self.api.llama_vocab_get_add_bos(self._vocab):
+        if begin and self.api.llama_vocab_get_add_bos(self.vocab):
             text = text.removeprefix(begin)
         return text
 
     def _special_text(self, name: str) -> str:
-        token = getattr(self.api, f"llama_vocab_{name}")(self._vocab)
-        return "" if token < 0 else self.api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+        token = getattr(self.api, f"llama_vocab_{name}")(self.vocab)
+        return "" if token < 0 else self.api.llama_vocab_get_text(self.vocab, token).decode("utf-8", "replace")
 
     # ---- decoding --------------------------------------------------------------------------------------------------
 
@@ -465,30 +511,28 @@ class Engine:
         started = time.perf_counter()
         tokens = self._prompt_tokens(prompt)
         self._spent = 0.0
-        self._smallest_margin = math.inf
-        stops = [text.encode() for text in stop]
+        self._margins: list[float] = []
+        completion = Completion(self, stop)
         limit = min(max_tokens, self.spec.context_tokens - len(tokens))
-        text, reason, produced = bytearray(), "length", 0
         for token in self._greedy(tokens, limit, margins=margins):
-            produced += 1
-            if self.api.llama_vocab_is_eog(self._vocab, token):
-                reason = "stop"
+            if completion.add(token):
                 break
-            piece = self.piece(token)
-            text += piece
-            if stops and (cut := _earliest_stop(text, stops, len(piece))) is not None:
-                del text[cut:]
-                reason = "stop"
-                break
-        return {
-            "text": text.decode("utf-8", "replace"),
-            "finish_reason": reason,
+        return completion.fields() | {
             "prompt_tokens": len(tokens),
-            "tokens": produced,
             "seconds": time.perf_counter() - started,
             "llama_seconds": self._spent,
-            "smallest_margin": self._smallest_margin if margins else None,
+            "smallest_margin": min(self._margins) if margins else None,
+            "margins": self._margins if margins else None,
         }
+
+    def verify(self, *, drafts: Sequence[Mapping[str, Any]], stop: Sequence[str], tie_margin: float) -> list[Any]:
+        """What greedy decoding makes of each prompt, with a guess of it at hand; see ``base.Verifier.verify``."""
+        if not drafts or "" in stop or not tie_margin >= 0 or any(draft["max_tokens"] < 1 for draft in drafts):
+            raise UsageError("drafts, max_tokens of at least 1, stop strings with text and a margin from 0 are needed")
+        given = [(self._prompt_tokens(draft["prompt"]), draft["tokens"], draft["max_tokens"]) for draft in drafts]
+        if self._batches is None:
+            self._batches = DraftBatches(self)
+        return self._batches.verify(given, stop, tie_margin)
 
     def _greedy(self, tokens: Sequence[int], limit: int, *, margins: bool) -> Iterator[int]:
         """Yield at most ``limit`` best next tokens; adds up the time spent inside libllama in ``self._spent``."""
@@ -501,7 +545,7 @@ class Engine:
             slot[0] = sample(sampler, context, -1)
             self._spent += clock() - entered
             if margins:
-                self._smallest_margin = min(self._smallest_margin, self._margin())
+                self._margins.append(self._margin())
             yield slot[0]
             entered = clock()
             if left > 1 and decode(context, step) != 0:
@@ -510,16 +554,11 @@ class Engine:
     def _last_logits(self) -> Any:  # noqa: ANN401 (a numpy array)
         numpy = importlib.import_module("numpy")
         row = self.api.llama_get_logits_ith(self._context, -1)
-        return numpy.ctypeslib.as_array(row, shape=(self.api.llama_vocab_n_tokens(self._vocab),))
+        return numpy.ctypeslib.as_array(row, shape=(self.api.llama_vocab_n_tokens(self.vocab),))
 
     def _margin(self) -> float:
         """How far the best logit lies above the second best."""
-        numpy = importlib.import_module("numpy")
-        second, best = numpy.partition(self._last_logits(), -2)[-2:]
-        margin = float(best) - float(second)
-        if math.isnan(margin):
-            raise RuntimeFailureError("the logits are not numbers (NaN)")
-        return margin
+        return float(best_two(self._last_logits()[None, :])[1][0])
 
     def logits(self, *, prompt: str) -> bytes:
         """Logits after the last token of ``prompt``: ``n_vocab`` float32 in native byte order."""
@@ -529,11 +568,11 @@ class Engine:
     # ---- timing ----------------------------------------------------------------------------------------------------
 
     def _legal_token(self, dice: random.Random) -> int:
-        size = self.api.llama_vocab_n_tokens(self._vocab)
+        size = self.api.llama_vocab_n_tokens(self.vocab)
         token = 0
         for _ in range(_DRAWS):
             token = dice.randrange(size)
-            if self.api.llama_vocab_get_attr(self._vocab, token) & (_TOKEN_NORMAL | _TOKEN_BYTE):
+            if self.api.llama_vocab_get_attr(self.vocab, token) & (_TOKEN_NORMAL | _TOKEN_BYTE):
                 break
         return token
 
@@ -557,9 +596,3 @@ class Engine:
                 raise RuntimeFailureError("llama_decode failed while it was timed")
             sample(sampler, context, -1)
         return time.perf_counter() - started
-
-
-def _earliest_stop(text: bytearray, stops: Sequence[bytes], new: int) -> int | None:
-    """Where the first stop string begins in ``text``, of which only the last ``new`` bytes are unseen."""
-    found = (text.find(stop, max(0, len(text) - new - len(stop))) for stop in stops)
-    return min((at for at in found if at >= 0), default=None)

@@ -19,12 +19,14 @@ from routing_lab.runtime.base import (
     Attestation,
     Capability,
     DecodeTiming,
+    Draft,
     Generation,
     RuntimeBuild,
     RuntimeOptions,
+    Verified,
 )
 from routing_lab.runtime.engine import Device, Loaded, LoadSpec, Switched
-from routing_lab.runtime.native import override_library
+from routing_lab.runtime.native import override_library, plain_kernels_library
 from routing_lab.runtime.process import ModelProcess
 from routing_lab.runtime.symbols import unfit_reason
 from routing_lab.schedule import Schedule
@@ -191,7 +193,13 @@ class LlamaRuntime:
     def generate(self, prompt: str, *, max_tokens: int, stop: Sequence[str] = (), margins: bool = False) -> Generation:
         """Greedy completion; see ``base.Runtime.generate``."""
         reply = self._ask("generate", prompt=prompt, max_tokens=max_tokens, stop=list(stop), margins=margins)
-        return Generation(**reply)
+        return _generation(reply)
+
+    def verify(self, drafts: Sequence[Draft], *, stop: Sequence[str] = (), tie_margin: float = 0.0) -> list[Verified]:
+        """Check drafts in batches; see ``base.Verifier.verify``."""
+        given = [asdict(draft) for draft in drafts]
+        replies = self._ask("verify", drafts=given, stop=list(stop), tie_margin=tie_margin)["verified"]
+        return [Verified(**{**reply, "generation": _generation(reply["generation"])}) for reply in replies]
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
         """Time single-token decodes; see ``base.Runtime.decode_timing``."""
@@ -237,6 +245,7 @@ class LlamaRuntime:
             kv_type=options.kv_type,
             gpu_layers=options.placement.gpu_layers,
             host_tensors=list(options.placement.override_patterns()),
+            plain_library=str(plain) if (plain := plain_kernels_library()) else None,
         )
 
     def _start(self) -> Loaded:
@@ -319,6 +328,13 @@ class LlamaRuntime:
                     "least 1024); every expert takes two nodes, so lower the largest counts"
                 ) from error
             raise
+
+
+def _generation(reply: Mapping[str, Any]) -> Generation:
+    margins = reply["margins"]
+    return Generation(
+        **{**reply, "token_ids": tuple(reply["token_ids"]), "margins": None if margins is None else tuple(margins)}
+    )
 
 
 def _attest(counts: Mapping[int, int], switched: Switched) -> Attestation:

@@ -62,6 +62,10 @@ class Server:
         """Complete a prompt."""
         return self.engine.generate(**request)
 
+    def verify(self, **request: Any) -> channel.Message:  # noqa: ANN401
+        """Check drafts."""
+        return {"verified": self.engine.verify(**request)}
+
     def decode_timing(self, **request: int) -> channel.Message:
         """Time single-token decodes."""
         return {"tokens": request["tokens"], "seconds": self.engine.decode_timing(**request)}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from contract import RuntimeContract
+from verifying import VerifierContract
 
 from routing_lab.errors import AttestationError, RuntimeUnsupportedError
 from routing_lab.model import ModelFacts
@@ -16,13 +17,13 @@ from routing_lab.schedule import Schedule
 
 
 @pytest.mark.model
-class TestLlamaRuntime(RuntimeContract):
+class TestLlamaRuntime(RuntimeContract, VerifierContract):
     @pytest.fixture
     def lose_process(self, runtime: LlamaRuntime) -> Callable[[], None]:
         return lambda: os.kill(runtime.process_id, signal.SIGKILL)
 
 
-class TestFakeRuntime(RuntimeContract):
+class TestFakeRuntime(RuntimeContract, VerifierContract):
     @pytest.fixture
     def broken(self) -> list[str]:
         return []
