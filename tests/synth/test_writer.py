@@ -175,9 +175,9 @@ write_model(path, QWEN3_30B_A3B.scaled(blocks=1, width=1 / 16, experts=2))  # al
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + 100 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-shape = QWEN3_30B_A3B.scaled(blocks=3, width=0.5)
+shape = QWEN3_30B_A3B.scaled(blocks=1, vocabulary=40_000)
 write_model(path, shape)
-assert path.stat().st_size >= weight_bytes(shape, "q4_0") >= 350 * 2**20
+assert path.stat().st_size >= weight_bytes(shape, "q4_0") >= 400 * 2**20
 try:
     bytearray(110 * 2**20)
 except MemoryError:
@@ -186,7 +186,7 @@ except MemoryError:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """A file of more than 350 MiB, one tensor of 44 MiB and more, under a limit of 100 MiB on top of what is there."""
+    """A file of 400 MiB with tensors of 108, under a limit of 100 MiB above what a process with all imports has."""
     path = tmp_path / "model.gguf"
     done = subprocess.run([sys.executable, "-c", BOUNDED, path], capture_output=True, text=True, check=False)
     path.unlink(missing_ok=True)
