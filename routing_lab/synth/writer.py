@@ -63,8 +63,10 @@ def write_model(
     Equal arguments give equal bytes. ``on_progress`` gets the number of bytes of every piece that was written.
 
     Raises:
-        UsageError: There is not enough room, or the file cannot be written.
+        UsageError: There is not enough room, or the file cannot be written, or ``path`` is a folder or a device.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be written: it is no regular file")
     partial = path.with_name(path.name + ".partial")
     try:
         check_room(path, shape, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,14 @@ def test_a_write_that_stops_half_way_leaves_the_old_file_and_nothing_else(stop: 
 def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         write_model(tmp_path / "nowhere" / "model.gguf", TINY["qwen3moe"])
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        write_model(pipe, TINY["qwen3moe"])
+    assert pipe.is_fifo()
 
 
 BOUNDED = """
