@@ -18,6 +18,7 @@ RANKS = {
     "yamlfile": 1,
     "model": 1,
     "demo": 1,
+    "synth": 1,
     "schedule": 2,
     "placement": 2,
     "overrides": 3,

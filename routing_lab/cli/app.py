@@ -24,6 +24,7 @@ COMMANDS = (
     "validate",
     "report",
     "export",
+    "synth",
 )
 
 DESCRIPTION = """\
