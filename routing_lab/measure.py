@@ -12,21 +12,43 @@ as likely to lean one way as the other, and its coverage is exact for every numb
 rounds; from twelve on, a single round that another process spoiled, however badly, no longer reaches an end of the
 interval. Student's t was not taken because timing noise is rare and large: one such round moves a mean and widens t's
 interval to nothing useful for any number of rounds.
+
+**When to stop.** ``rounds`` may be followed by as many again, up to ``most_rounds``. After each stretch a candidate is
+done when its interval is as narrow as asked (``half_width``), or when it is surely slower than a rival. To stop for
+the width of an interval, not for where it lies, leaves its coverage nearly alone (``benchmarks/aa_measurement.py``
+counts it). To stop for a rival is a test at every look: the first takes the interval itself, the later ones share as
+much doubt again (Bonferroni), so that a schedule as fast as its rival is given up with a probability of at most
+``1 - confidence``.
+
+**What went wrong on the way.** ``SpeedRatio.warnings`` looks at the baseline, which decodes in every round: a trend of
+its rate (Kendall's tau; a machine that throttles), and single rounds far below the others (another process). Both are
+shared by the two sides of a ratio and do not spoil it, but they say that the machine was not quiet.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from routing_lab.errors import RuntimeFailureError
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
-__all__ = ["MeasureSettings", "SpeedRatio", "fewest_rounds", "measure_many", "measure_rates", "measure_ratio"]
+__all__ = [
+    "MeasureSettings",
+    "SpeedRatio",
+    "fewest_rounds",
+    "measure_many",
+    "measure_prefill",
+    "measure_rates",
+    "measure_ratio",
+]
+
+Ended = Literal["rounds", "narrow", "beaten"]
+"""Why a measurement ended: its rounds were up, its interval was narrow enough, or a rival was surely faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +56,8 @@ class MeasureSettings:
     """How much is decoded: per schedule ``rounds`` times ``tokens`` tokens that count, and the warm-up that does not.
 
     ``prompt_tokens`` are processed before each stretch and never timed. ``confidence`` is that of the interval.
+    ``most_rounds`` (``None``: no more than ``rounds``) bounds what is added while the interval reaches further than
+    ``half_width`` to either side of the ratio, as a share of it (``None``: no width is narrow enough).
     """
 
     tokens: int = 128
@@ -41,6 +65,8 @@ class MeasureSettings:
     warmup_rounds: int = 1
     prompt_tokens: int = 16
     confidence: float = 0.95
+    most_rounds: int | None = None
+    half_width: float | None = None
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.prompt_tokens < 1 or self.warmup_rounds < 0:
@@ -51,6 +77,16 @@ class MeasureSettings:
             raise ValueError(
                 f"{self.rounds} rounds cannot give a {self.confidence:.0%} interval; it takes at least {needed}"
             )
+        if self.most_rounds is not None and self.most_rounds < self.rounds:
+            raise ValueError(f"most_rounds ({self.most_rounds}) must be at least rounds ({self.rounds})")
+        if self.half_width is not None and not self.half_width > 0:
+            raise ValueError(f"half_width must be positive, got {self.half_width}")
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """After how many counted rounds it is asked whether to go on; the last one ends the measurement."""
+        most = self.most_rounds or self.rounds
+        return (*range(self.rounds, most, self.rounds), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +95,7 @@ class SpeedRatio:
 
     ``low <= ratio <= high``; the interval has at least the stated ``confidence``. The rates are tokens per second, one
     per counted round and in the same order on both sides. The medians are for reading; the ratio does not rest on them.
+    ``ended`` says why there were no more rounds.
     """
 
     ratio: float
@@ -67,9 +104,12 @@ class SpeedRatio:
     confidence: float
     candidate_rates: tuple[float, ...]
     baseline_rates: tuple[float, ...]
+    ended: Ended = "rounds"
 
     @classmethod
-    def from_rates(cls, candidate: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> SpeedRatio:
+    def from_rates(
+        cls, candidate: Sequence[float], baseline: Sequence[float], confidence: float = 0.95, ended: Ended = "rounds"
+    ) -> SpeedRatio:
         """Compare two series of tokens per second, round by round.
 
         Raises:
@@ -88,7 +128,12 @@ class SpeedRatio:
             confidence=confidence,
             candidate_rates=tuple(candidate),
             baseline_rates=tuple(baseline),
+            ended=ended,
         )
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the baseline's rates say about the machine while this was measured; empty where it was quiet."""
+        return tuple(filter(None, (_trend(self.baseline_rates), _stalls(self.baseline_rates))))
 
     @property
     def rounds(self) -> int:
@@ -113,6 +158,7 @@ class SpeedRatio:
             "high": self.high,
             "confidence": self.confidence,
             "rounds": self.rounds,
+            "ended": self.ended,
             "candidate_rates": list(self.candidate_rates),
             "baseline_rates": list(self.baseline_rates),
         }
@@ -120,57 +166,157 @@ class SpeedRatio:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SpeedRatio:
         """Inverse of ``to_dict``; ratio and interval are computed anew, so that they always belong to the rates."""
-        return cls.from_rates(data["candidate_rates"], data["baseline_rates"], data["confidence"])
+        ended = data.get("ended", "rounds")
+        if ended not in get_args(Ended):
+            raise ValueError(f"ended is {ended!r}, not one of {', '.join(get_args(Ended))}")
+        return cls.from_rates(data["candidate_rates"], data["baseline_rates"], data["confidence"], ended)
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to its longer side, as a share of the ratio."""
+        return max(self.high / self.ratio - 1, 1 - self.low / self.ratio)
 
 
 def measure_ratio(
-    runtime: Runtime, candidate: Schedule, baseline: Schedule, settings: MeasureSettings | None = None
+    runtime: Runtime,
+    candidate: Schedule,
+    baseline: Schedule,
+    settings: MeasureSettings | None = None,
+    *,
+    rival: float | None = None,
 ) -> SpeedRatio:
     """Decode rate of ``candidate`` over that of ``baseline``, interleaved; see the head of this module.
+
+    ``rival`` is a ratio to beat: a candidate that is surely below it is not measured any further.
 
     Raises:
         RuntimeFailureError: The model's process died, or its clock gave a time that is none.
         AttestationError: The runtime did not switch to a schedule.
     """
-    return measure_many(runtime, [candidate], baseline, settings)[0]
+    return measure_many(runtime, [candidate], baseline, settings, rival=rival)[0]
 
 
 def measure_many(
-    runtime: Runtime, candidates: Sequence[Schedule], baseline: Schedule, settings: MeasureSettings | None = None
+    runtime: Runtime,
+    candidates: Sequence[Schedule],
+    baseline: Schedule,
+    settings: MeasureSettings | None = None,
+    *,
+    rival: float | None = None,
 ) -> list[SpeedRatio]:
-    """The ratio of each candidate, all in the same rounds, so that the baseline is decoded once for all of them.
+    """The ratio of each candidate, in common rounds, so that the baseline is decoded once for all of them.
+
+    Candidates that are done drop out; the others go on with the baseline.
 
     Raises:
         RuntimeFailureError: As ``measure_ratio``.
         AttestationError: As ``measure_ratio``.
     """
     settings = settings or MeasureSettings()
-    of_baseline, *of_candidates = measure_rates(runtime, [baseline, *candidates], settings)
-    return [SpeedRatio.from_rates(rates, of_baseline, settings.confidence) for rates in of_candidates]
+    turns = _Turns(runtime, [baseline, *candidates], settings)
+    turns.play(settings.warmup_rounds, range(len(candidates) + 1))
+    turns.forget()
+    done: dict[int, SpeedRatio] = {}
+    for look in settings.looks:
+        left = [which for which in range(1, len(candidates) + 1) if which not in done]
+        turns.play(look - len(turns.rates[0]), [0, *left])
+        for which in left:
+            if (measured := _enough(turns.rates[which], turns.rates[0], settings, look, rival)) is not None:
+                done[which] = measured
+        if len(done) == len(candidates):
+            break
+    return [done[which] for which in range(1, len(candidates) + 1)]
 
 
-def measure_rates(
-    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings
-) -> list[tuple[float, ...]]:
-    """Decode rates in tokens per second: per schedule one for each round that counts.
+def _enough(
+    candidate: Sequence[float], baseline: Sequence[float], settings: MeasureSettings, look: int, rival: float | None
+) -> SpeedRatio | None:
+    """The result of a candidate that needs no more rounds."""
+    now = SpeedRatio.from_rates(candidate, baseline, settings.confidence)
+    if rival is not None and _surely_below(now, rival, settings, look):
+        return replace(now, ended="beaten")
+    if settings.half_width is not None and now.half_width <= settings.half_width:
+        return replace(now, ended="narrow")
+    return now if look == settings.looks[-1] else None
+
+
+def _surely_below(measured: SpeedRatio, rival: float, settings: MeasureSettings, look: int) -> bool:
+    """Whether the ratio lies below ``rival``, by an interval that allows for having looked before."""
+    first, *later = settings.looks
+    confidence = settings.confidence if look == first else 1 - (1 - settings.confidence) / len(later)
+    if measured.rounds < fewest_rounds(confidence):
+        return False
+    return SpeedRatio.from_rates(measured.candidate_rates, measured.baseline_rates, confidence).high < rival
+
+
+def measure_prefill(
+    runtime: Runtime, candidates: Sequence[Schedule], baseline: Schedule, settings: MeasureSettings, prompt_tokens: int
+) -> list[SpeedRatio] | None:
+    """The ratios of the rates at which prompts of ``prompt_tokens`` are processed; ``None`` where nothing tells them.
 
     Raises:
         RuntimeFailureError: As ``measure_ratio``.
         AttestationError: As ``measure_ratio``.
     """
-    rates: list[list[float]] = [[] for _ in schedules]
-    applied: int | None = None
-    order = list(range(len(schedules)))
-    for _ in range(settings.warmup_rounds + settings.rounds):
-        for which in order:
-            # Even two equal schedules are switched between: then a comparison of a schedule with itself costs and
-            # risks what any other does.
-            if which != applied:
-                runtime.apply(schedules[which])
-                applied = which
-            rates[which].append(_decode_rate(runtime, settings))
-        order.reverse()
-    return [tuple(series[settings.warmup_rounds :]) for series in rates]
+    of_prompts = replace(settings, tokens=1, prompt_tokens=prompt_tokens)
+    turns = _Turns(runtime, [baseline, *candidates], of_prompts, _prefill_rate)
+    everyone = range(len(candidates) + 1)
+    turns.play(settings.warmup_rounds, everyone)
+    turns.forget()
+    turns.play(settings.rounds, everyone)
+    if any(math.isnan(rate) for rates in turns.rates for rate in rates):
+        return None
+    return [SpeedRatio.from_rates(rates, turns.rates[0], settings.confidence) for rates in turns.rates[1:]]
+
+
+def measure_rates(
+    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings
+) -> list[tuple[float, ...]]:
+    """Decode rates in tokens per second: per schedule one for each of the ``rounds`` that count.
+
+    Raises:
+        RuntimeFailureError: As ``measure_ratio``.
+        AttestationError: As ``measure_ratio``.
+    """
+    turns = _Turns(runtime, schedules, settings)
+    everyone = range(len(schedules))
+    turns.play(settings.warmup_rounds, everyone)
+    turns.forget()
+    turns.play(settings.rounds, everyone)
+    return [tuple(rates) for rates in turns.rates]
+
+
+class _Turns:
+    """Schedules that take turns, and the rates of each round."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        schedules: Sequence[Schedule],
+        settings: MeasureSettings,
+        rate: Callable[[Runtime, MeasureSettings], float] | None = None,
+    ) -> None:
+        self._runtime, self._schedules, self._settings = runtime, schedules, settings
+        self._rate = rate or _decode_rate
+        self._applied: int | None = None
+        self._backwards = False
+        self.rates: list[list[float]] = [[] for _ in schedules]
+
+    def forget(self) -> None:
+        """Throw away what was measured so far."""
+        self.rates = [[] for _ in self._schedules]
+
+    def play(self, rounds: int, which: Sequence[int]) -> None:
+        """Let these schedules decode for some rounds, every other one in reverse order."""
+        for _ in range(rounds):
+            for turn in reversed(which) if self._backwards else which:
+                # Even two equal schedules are switched between: then a comparison of a schedule with itself costs and
+                # risks what any other does.
+                if turn != self._applied:
+                    self._runtime.apply(self._schedules[turn])
+                    self._applied = turn
+                self.rates[turn].append(self._rate(self._runtime, self._settings))
+            self._backwards = not self._backwards
 
 
 def _decode_rate(runtime: Runtime, settings: MeasureSettings) -> float:
@@ -180,8 +326,54 @@ def _decode_rate(runtime: Runtime, settings: MeasureSettings) -> float:
     return timing.tokens_per_s
 
 
+def _prefill_rate(runtime: Runtime, settings: MeasureSettings) -> float:
+    """Rate of the prompt in front of a decode; NaN where the runtime does not tell its time."""
+    timing = runtime.decode_timing(tokens=settings.tokens, prompt_tokens=settings.prompt_tokens)
+    if timing.prompt_seconds is None:
+        return math.nan
+    if not timing.prompt_seconds > 0:
+        raise RuntimeFailureError(
+            f"{settings.prompt_tokens} prompt tokens in {timing.prompt_seconds} seconds is no rate"
+        )
+    return settings.prompt_tokens / timing.prompt_seconds
+
+
 def _is_rate(value: float) -> bool:
     return math.isfinite(value) and value > 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A machine that is not quiet
+
+_TREND_P = 0.01
+_TREND_SHARE = 0.03  # a trend that is sure but this small is nobody's trouble
+_STALL_SHARE = 0.8
+
+
+def _trend(rates: Sequence[float]) -> str | None:
+    """A steady change of the rate over the rounds: Theil-Sen's slope where Kendall's tau is sure of its sign."""
+    from scipy import stats
+
+    rounds = range(len(rates))
+    if len(set(rates)) == 1 or stats.kendalltau(rounds, rates).pvalue >= _TREND_P:
+        return None
+    change = stats.theilslopes(rates, rounds).slope * (len(rates) - 1) / statistics.median(rates)
+    if abs(change) < _TREND_SHARE:
+        return None
+    return f"the baseline became {abs(change):.0%} {'faster' if change > 0 else 'slower'} over {len(rates)} rounds"
+
+
+def _stalls(rates: Sequence[float]) -> str | None:
+    """Rounds in which something else had the machine: far below the median, where the others are not."""
+    usual = statistics.median(rates)
+    stalled = [number for number, rate in enumerate(rates, 1) if rate < _STALL_SHARE * usual]
+    if not stalled:
+        return None
+    lowest = min(rates) / usual
+    named = ", ".join(map(str, stalled[:5])) + (" ..." if len(stalled) > 5 else "")  # noqa: PLR2004 - enough to see
+    return (
+        f"{len(stalled)} of {len(rates)} rounds were disturbed (round {named}; down to {lowest:.0%} of the usual rate)"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

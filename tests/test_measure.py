@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing_lab.errors import RuntimeFailureError
-from routing_lab.measure import MeasureSettings, SpeedRatio, fewest_rounds, measure_many, measure_rates, measure_ratio
+from routing_lab.measure import (
+    MeasureSettings,
+    SpeedRatio,
+    fewest_rounds,
+    measure_many,
+    measure_prefill,
+    measure_rates,
+    measure_ratio,
+)
 from routing_lab.runtime.base import DecodeTiming
 
 RATES = st.lists(st.floats(1.0, 1000.0), min_size=6, max_size=14)
@@ -31,7 +39,8 @@ class Clockwork:
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
         self.stretches.append(self.applied[-1])
-        return DecodeTiming(tokens, tokens * self.seconds_per_token(self.applied[-1], len(self.stretches) - 1))
+        each = self.seconds_per_token(self.applied[-1], len(self.stretches) - 1)
+        return DecodeTiming(tokens, tokens * each, prompt_tokens * each / 10)
 
 
 def settings(**changes: Any) -> MeasureSettings:
@@ -195,3 +204,100 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 def test_the_medians_are_of_the_counted_rounds() -> None:
     ratio = SpeedRatio.from_rates([1, 2, 3, 4, 5, 6], [2, 2, 2, 2, 2, 2])
     assert ratio.candidate_tokens_per_s == statistics.median([1, 2, 3, 4, 5, 6])
+
+
+# --- when to stop ----------------------------------------------------------------------------------------------------
+
+
+def noisy(means: dict[str, float], spread: float, seed: int = 0) -> Clockwork:
+    dice = random.Random(seed)
+    return Clockwork(lambda schedule, _i: means[schedule] * math.exp(dice.gauss(0, spread)))
+
+
+def test_rounds_are_added_until_the_interval_is_narrow_enough() -> None:
+    adaptive = settings(most_rounds=60, half_width=0.01)
+    quiet = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.001), "a", "b", adaptive)
+    loud = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.02), "a", "b", adaptive)
+    assert (quiet.rounds, quiet.ended) == (6, "narrow")
+    assert loud.ended == "narrow"
+    assert 6 < loud.rounds <= 60
+    assert max(quiet.half_width, loud.half_width) <= 0.01
+
+
+def test_the_budget_ends_what_never_becomes_narrow() -> None:
+    measured = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.2), "a", "b", settings(most_rounds=15, half_width=0.001))
+    assert (measured.rounds, measured.ended) == (15, "rounds")
+
+
+def test_a_sure_loser_costs_only_the_first_rounds_and_a_winner_is_measured_on() -> None:
+    adaptive = settings(most_rounds=24, half_width=0.0001)
+    runtime = noisy({"slow": 0.012, "fast": 0.008, "base": 0.010}, 0.005)
+    slow, fast = measure_many(runtime, ["slow", "fast"], "base", adaptive, rival=1.1)
+    assert (slow.rounds, slow.ended) == (6, "beaten")
+    assert (fast.rounds, fast.ended) == (24, "rounds")
+
+
+def test_an_equal_of_the_rival_is_rarely_given_up() -> None:
+    adaptive = settings(most_rounds=24, half_width=0.0001)
+    beaten = sum(
+        measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.02, seed), "a", "b", adaptive, rival=1.0).ended == "beaten"
+        for seed in range(200)
+    )
+    assert beaten <= 0.05 * 200 + 8  # 5 % and three standard deviations of a count of 200
+
+
+def test_why_a_measurement_ended_survives_the_storage() -> None:
+    measured = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.001), "a", "b", settings(most_rounds=24, half_width=0.01))
+    assert SpeedRatio.from_dict(measured.to_dict()) == measured
+    with pytest.raises(ValueError, match="ended"):
+        SpeedRatio.from_dict(measured.to_dict() | {"ended": "why not"})
+
+
+@pytest.mark.parametrize("bad", [{"most_rounds": 5}, {"half_width": 0.0}, {"half_width": math.nan}])
+def test_settings_that_could_not_end_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        settings(**bad)
+
+
+# --- prompts, and a machine that is not quiet ------------------------------------------------------------------------
+
+
+def test_prefill_is_a_ratio_of_its_own() -> None:
+    runtime = Clockwork(lambda schedule, _i: {"a": 0.01, "b": 0.02}[schedule])
+    (measured,) = measure_prefill(runtime, ["a"], "b", settings(), 128)
+    assert measured.ratio == pytest.approx(2)
+    assert measured.baseline_tokens_per_s == pytest.approx(500)
+
+
+def test_a_runtime_that_does_not_time_prompts_has_no_prefill_ratio() -> None:
+    class Silent(Clockwork):
+        def decode_timing(self, **request: int) -> DecodeTiming:
+            timing = super().decode_timing(**request)
+            return DecodeTiming(timing.tokens, timing.seconds)
+
+    assert measure_prefill(Silent(lambda *_: 0.01), ["a"], "b", settings(), 128) is None
+
+
+def test_a_machine_that_throttles_is_reported() -> None:
+    runtime = Clockwork(lambda _schedule, i: 0.01 * (1 + 0.01 * i))
+    (warning,) = measure_ratio(runtime, "a", "b", settings(rounds=12)).warnings()
+    assert "slower" in warning
+
+
+def test_disturbed_rounds_are_named() -> None:
+    runtime = Clockwork(
+        lambda _schedule, i: 0.03 if i == 8 else 0.01
+    )  # the baseline's turn of round 4, after a warm-up
+    (warning,) = measure_ratio(runtime, "a", "b", settings(rounds=8)).warnings()
+    assert "1 of 8 rounds" in warning
+    assert "round 4" in warning
+
+
+def test_a_quiet_machine_is_not_complained_about() -> None:
+    assert (
+        sum(
+            bool(measure_ratio(noisy({"a": 1, "b": 1}, 0.02, s), "a", "b", settings(rounds=12)).warnings())
+            for s in range(100)
+        )
+        <= 4
+    )

@@ -131,10 +131,14 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiming:
-    """Time to decode ``tokens`` single tokens after a prompt that is not counted."""
+    """Time to decode ``tokens`` single tokens after a prompt that is not counted.
+
+    ``prompt_seconds`` is the time of that prompt, where the runtime can tell it.
+    """
 
     tokens: int
     seconds: float
+    prompt_seconds: float | None = None
 
     @property
     def tokens_per_s(self) -> float:

@@ -7,7 +7,7 @@ request ``do``          fields                                                  
 ``switch``              ``experts``: "0-6:6,7-32:5" or "" | ``uniform``: count or null     ``engine.Switched``
 ``generate``            ``prompt``, ``max_tokens``, ``stop``, ``margins``                  those of ``base.Generation``
 ``verify``              ``drafts``, ``stop``, ``tie_margin``                               ``verified``: a list
-``decode_timing``       ``tokens``, ``prompt_tokens``                                      ``tokens``, ``seconds``
+``decode_timing``       ``tokens``, ``prompt_tokens``                                      ``base.DecodeTiming``
 ``render_chat``         ``user``, ``thinking``: true, false or null                        ``text``
 ``logits``              ``prompt``                                                         ``float32``: hex text
 ======================  =================================================================  ============================

@@ -576,8 +576,8 @@ class Engine:
                 break
         return token
 
-    def decode_timing(self, *, tokens: int, prompt_tokens: int) -> float:
-        """Seconds for ``tokens`` single-token decodes, each with its greedy pick, after an uncounted prompt."""
+    def decode_timing(self, *, tokens: int, prompt_tokens: int) -> dict[str, Any]:
+        """Time ``tokens`` single-token decodes, each with its greedy pick; the fields of ``base.DecodeTiming``."""
         if tokens < 1 or prompt_tokens < 1 or prompt_tokens + tokens > self.spec.context_tokens:
             raise UsageError(
                 f"{prompt_tokens} prompt tokens and {tokens} timed ones do not fit: both at least 1, "
@@ -587,6 +587,7 @@ class Engine:
         stream = [self._legal_token(dice) for _ in range(prompt_tokens + tokens)]
         decode, sample, slot = self.api.llama_decode, self.api.llama_sampler_sample, self._token
         context, sampler, step = self._context, self._sampler, self._step
+        begun = time.perf_counter()
         self._prefill(stream[:prompt_tokens])
         sample(sampler, context, -1)  # waits until the prompt is done, where the device works on its own
         started = time.perf_counter()
@@ -595,4 +596,5 @@ class Engine:
             if decode(context, step) != 0:
                 raise RuntimeFailureError("llama_decode failed while it was timed")
             sample(sampler, context, -1)
-        return time.perf_counter() - started
+        ended = time.perf_counter()
+        return {"tokens": tokens, "seconds": ended - started, "prompt_seconds": started - begun}

@@ -148,7 +148,8 @@ class FakeRuntime:
             raise UsageError("prompt and timed tokens must each be at least 1 and together fit the context")
         counts = self._current()
         self._maybe_fail("decode_timing", counts)
-        return DecodeTiming(tokens=tokens, seconds=tokens / self._speed(counts))
+        rate = self._speed(counts)
+        return DecodeTiming(tokens=tokens, seconds=tokens / rate, prompt_seconds=prompt_tokens / (10 * rate))
 
     def close(self) -> None:
         """Nothing to free."""

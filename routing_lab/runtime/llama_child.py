@@ -68,7 +68,7 @@ class Server:
 
     def decode_timing(self, **request: int) -> channel.Message:
         """Time single-token decodes."""
-        return {"tokens": request["tokens"], "seconds": self.engine.decode_timing(**request)}
+        return self.engine.decode_timing(**request)
 
     def render_chat(self, **request: Any) -> channel.Message:  # noqa: ANN401
         """Apply the chat template."""
