@@ -140,7 +140,7 @@ def unreported_s(runtime: LlamaRuntime, options: RuntimeOptions, measure: Measur
         seconds["switch"].append(api.seconds - before)
         before = api.seconds
         timed = engine.decode_timing(tokens=1, prompt_tokens=measure.prompt_tokens)
-        seconds["timing"].append(max(0.0, api.seconds - before - timed))
+        seconds["timing"].append(max(0.0, api.seconds - before - timed["seconds"]))
     engine.close()
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 

@@ -135,7 +135,7 @@ class SearchSpace:
             problems += _strangers(where, range(first, last + 1), facts)
             if count > facts.experts > 0:
                 problems.append(Problem(where, f"{count} is more than the {facts.experts} experts there are"))
-        if facts.is_moe and not problems and not self._blocks(facts):
+        if facts.is_moe and not problems and not self.blocks(facts):
             problems.append(Problem("fixed", "every block is fixed: there is nothing to search"))
         if problems:
             raise UserFileError(f"space {self.name}", problems)
@@ -143,7 +143,7 @@ class SearchSpace:
     def dimensions(self, facts: ModelFacts) -> list[tuple[str, tuple[int, ...]]]:
         """Name and choices of each dimension, in the order of the blocks. Raises as ``check`` does."""
         self.check(facts)
-        return [(_dimension(blocks), self.counts) for blocks in self._blocks(facts)]
+        return [(_dimension(blocks), self.counts) for blocks in self.blocks(facts)]
 
     def size(self, facts: ModelFacts) -> int:
         """Number of schedules in the space. Raises as ``check`` does."""
@@ -158,7 +158,7 @@ class SearchSpace:
         if set(values) != set(dimensions) or any(values[name] not in dimensions[name] for name in dimensions):
             raise ValueError(f"{dict(values)} is no point of the space {self.name}")
         counts = dict(self.fixed)
-        for blocks in self._blocks(facts):
+        for blocks in self.blocks(facts):
             counts.update(dict.fromkeys(blocks, values[_dimension(blocks)]))
         key = Schedule.from_counts("point", counts).key(facts)
         return Schedule.from_counts(f"searched-{hashlib.sha256(key.encode()).hexdigest()[:8]}", counts)
@@ -173,14 +173,14 @@ class SearchSpace:
         # The first block of a band that runs in the main pass speaks for it; the comparison below hears the others.
         point = {
             _dimension(blocks): next(counts[block] for block in blocks if block in counts)
-            for blocks in self._blocks(facts)
+            for blocks in self.blocks(facts)
         }
         if any(count not in self.counts for count in point.values()):
             return None
         return point if self.schedule(point, facts).resolve(facts) == counts else None
 
-    def _blocks(self, facts: ModelFacts) -> tuple[tuple[int, ...], ...]:
-        """The blocks of each dimension."""
+    def blocks(self, facts: ModelFacts) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each dimension, in the order of ``dimensions``."""
         return self.bands or tuple((block,) for block in facts.routed_blocks if block not in self.fixed)
 
 

@@ -134,7 +134,7 @@ def write(work: Path) -> None:
     fitted = 1 / _additive(grid, 1 / measured)
     scatter = np.log(measured / fitted)
     print(f"{len(whole)} schedules, {sum('0' not in by_point[p]['correct'] for p in whole)} pass the gate")
-    print(f"scatter of a single ratio about the additive model: {np.std(scatter):.4f} (log), quartiles {_quartiles(scatter)}")
+    print(f"scatter of a ratio about the additive model (log): {np.std(scatter):.4f}, quartiles {_quartiles(scatter)}")
     np.savez_compressed(
         TABLE,
         points=grid.astype(np.int8),

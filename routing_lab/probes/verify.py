@@ -118,6 +118,20 @@ class Transcripts:
             outcomes=tuple(outcomes),
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a draft is made of, as JSON can hold it; the outcomes and margins are not."""
+        return {probe: [self.prompts[probe], list(tokens)] for probe, tokens in self.tokens.items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], outcomes: tuple[Outcome, ...]) -> Transcripts:
+        """Inverse of ``to_dict``, but for the margins."""
+        return cls(
+            prompts={probe: prompt for probe, (prompt, _) in data.items()},
+            tokens={probe: tuple(tokens) for probe, (_, tokens) in data.items()},
+            margins={},
+            outcomes=outcomes,
+        )
+
     def draft(self, probe_set: ProbeSet, probe: Probe) -> Draft:
         """The transcript of ``probe`` as a draft. Raises ``KeyError`` where there is none."""
         return Draft(self.prompts[probe.id], self.tokens[probe.id], probe_set.budget(probe))

@@ -16,11 +16,12 @@ from routing_lab.gate import Result, Verdict
 from routing_lab.measure import SpeedRatio
 from routing_lab.overrides import parse_experts
 from routing_lab.probes import Outcome
+from routing_lab.probes.verify import Calibration
 from routing_lab.schedule import Schedule
 
 __all__ = ["SCHEMA", "BaselineRecord", "Ending", "Seconds", "StudyRecord", "TrialRecord", "candidates"]
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of everything that is written to a storage."""
 
 KEPT_OF_A_FAILURE: Final = 400
@@ -53,9 +54,10 @@ class Seconds:
 class TrialRecord:
     """One schedule and what is known about it: a screening result, never a validated one.
 
-    ``speed`` of ``None`` means that it was not measured. ``verdict`` is ``undecided`` where the gate did not run, and
-    ``gate_skipped`` then says why it was not worth running. ``attested`` are the counts that were read back
-    from the graph before the gate, written as ``schedule.key``. ``error`` is what the runtime said of its failure.
+    ``speed`` of ``None`` means that it was not measured, and ``speed_skipped`` says why that was not worth it.
+    ``verdict`` is ``undecided`` where the gate did not run, and ``gate_skipped`` then says why it was not worth running.
+    ``attested`` are the counts that were read back from the graph before the gate, written as ``schedule.key``.
+    ``error`` is what the runtime said of its failure.
     """
 
     number: int
@@ -70,11 +72,24 @@ class TrialRecord:
     attested: str | None
     seconds: Seconds
     error: str | None
+    speed_skipped: str | None = None
 
     @property
     def accepted(self) -> bool:
         """Whether every part of the screening was done and passed."""
         return self.ending is Ending.EVALUATED and self.speed is not None and self.verdict.result is Result.PASS
+
+    @property
+    def smallest_margin(self) -> float | None:
+        """The closest call along all completions, in logits; ``None`` where none was measured."""
+        return min((one.smallest_margin for one in self.outcomes if one.smallest_margin is not None), default=None)
+
+    def kept_share(self, baseline: BaselineRecord) -> float | None:
+        """Share of the baseline's tokens that were said again, over the probes that were checked; ``None`` for none."""
+        lengths = {outcome.probe: outcome.tokens for outcome in baseline.outcomes}
+        checked = [outcome for outcome in self.outcomes if outcome.kept is not None and outcome.probe in lengths]
+        total = sum(lengths[outcome.probe] for outcome in checked)
+        return sum(outcome.kept or 0 for outcome in checked) / total if total else None
 
     @property
     def total_experts(self) -> int:
@@ -96,6 +111,7 @@ class TrialRecord:
             "attested": self.attested,
             "seconds": asdict(self.seconds),
             "error": self.error,
+            "speed_skipped": self.speed_skipped,
         }
 
     @classmethod
@@ -114,6 +130,7 @@ class TrialRecord:
             attested=data["attested"],
             seconds=Seconds(**data["seconds"]),
             error=data["error"],
+            speed_skipped=data["speed_skipped"],
         )
 
 
@@ -123,13 +140,15 @@ class BaselineRecord:
 
     ``speed`` is the baseline against itself: a ratio of 1 within its interval, whose width is this machine's noise.
     ``verdict`` is the gate's under ``all_correct``, whatever the study's policy, so that ``failures`` lists every probe
-    that the model fails by itself.
+    that the model fails by itself. ``calibration`` says whether and how its completions serve as drafts (``None``: the
+    study decodes every answer).
     """
 
     key: str
     speed: SpeedRatio
     verdict: Verdict
     outcomes: tuple[Outcome, ...]
+    calibration: Calibration | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -149,6 +168,7 @@ class BaselineRecord:
             "speed": self.speed.to_dict(),
             "verdict": asdict(self.verdict),
             "outcomes": [_outcome_row(outcome) for outcome in self.outcomes],
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
         }
 
     @classmethod
@@ -159,6 +179,7 @@ class BaselineRecord:
             speed=SpeedRatio.from_dict(data["speed"]),
             verdict=_verdict(data["verdict"]),
             outcomes=tuple(_outcome(row) for row in data["outcomes"]),
+            calibration=None if data["calibration"] is None else Calibration(**data["calibration"]),
         )
 
 
@@ -199,7 +220,7 @@ def _ratio(trial: TrialRecord) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 # Stored forms of values that belong to other modules
 
-_EXTRAS: Final = ("reason", "extracted", "text", "smallest_margin")
+_EXTRAS: Final = ("reason", "extracted", "text", "smallest_margin", "kept")
 
 
 def _outcome_row(outcome: Outcome) -> list[Any]:
@@ -208,7 +229,8 @@ def _outcome_row(outcome: Outcome) -> list[Any]:
     A row and not an object: a study keeps thousands of them, and the names would be most of the bytes.
     """
     kept = "" if outcome.correct else outcome.text[-KEPT_OF_A_FAILURE:]
-    extras = {"reason": outcome.reason, "text": kept, "smallest_margin": outcome.smallest_margin}
+    margin = None if outcome.smallest_margin is None else round(outcome.smallest_margin, 6)
+    extras = {"reason": outcome.reason, "text": kept, "smallest_margin": margin, "kept": outcome.kept}
     # Of a correct answer the extracted one equals the expected one.
     extras["extracted"] = None if outcome.correct else outcome.extracted
     row: list[Any] = [

@@ -7,73 +7,41 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from routing_lab.model import ModelFacts
-from routing_lab.schedule import Schedule
+from routing_lab.errors import UsageError
+from routing_lab.search.dimensions import Dimensions, Point
+from routing_lab.search.schedule_sampler import ScheduleSampler
 from routing_lab.search.settings import SamplerName
-from routing_lab.space import SearchSpace
 
-__all__ = ["Dimensions", "FreshSampler", "Point", "make_sampler"]
+__all__ = ["FreshSampler", "make_sampler"]
 
-Point = tuple[int, ...]
-"""A schedule of the space: for each dimension the index of its count among the choices."""
+
+def make_sampler(name: SamplerName, seed: int, dimensions: Dimensions, taken: set[Point]) -> BaseSampler:
+    """The sampler of that name: ours, or one of Optuna's told about failed gates where it can be.
+
+    Raises:
+        UsageError: The sampler needs a package that is not installed.
+    """
+    if name == "schedule":
+        return ScheduleSampler(dimensions, taken, seed=seed)
+    if name == "gp":
+        try:
+            return GPSampler(seed=seed)
+        except ImportError:
+            raise UsageError("the sampler gp needs PyTorch: pip install torch, or take another --sampler") from None
+    return _PLAIN[name](seed)
+
 
 # The constant liar keeps parallel workers apart, which costs storage writes; a study has one process.
-_SAMPLERS: Final[Mapping[SamplerName, Callable[[int], BaseSampler]]] = {
+_PLAIN: Final[Mapping[SamplerName, Callable[[int], BaseSampler]]] = {
     "tpe": lambda seed: TPESampler(seed=seed, constant_liar=False),
+    "nsga2": lambda seed: NSGAIISampler(seed=seed, population_size=16),
     "random": lambda seed: RandomSampler(seed=seed),
 }
-
-
-def make_sampler(name: SamplerName, seed: int) -> BaseSampler:
-    """The plain Optuna sampler of that name."""
-    return _SAMPLERS[name](seed)
-
-
-class Dimensions:
-    """A search space as Optuna sees it: one whole number per dimension, the rank of a count among the choices.
-
-    Counts are ordered, so a sampler should know that 4 lies between 2 and 6; they need not be evenly spaced, which is
-    why the rank is sampled and not the count.
-    """
-
-    def __init__(self, space: SearchSpace, facts: ModelFacts) -> None:
-        self._space, self._facts = space, facts
-        self.choices: dict[str, tuple[int, ...]] = {
-            name: tuple(sorted(choices)) for name, choices in space.dimensions(facts)
-        }
-        self.distributions: dict[str, BaseDistribution] = {
-            name: IntDistribution(0, len(choices) - 1) for name, choices in self.choices.items()
-        }
-
-    @property
-    def size(self) -> int:
-        """Number of schedules in the space."""
-        return self._space.size(self._facts)
-
-    def schedule(self, params: Mapping[str, Any]) -> Schedule:
-        """The schedule of a trial's parameters, every routed block listed."""
-        counts = {name: self.choices[name][params[name]] for name in self.choices}
-        return self._space.schedule(counts, self._facts).completed(self._facts)
-
-    def point(self, params: Mapping[str, Any]) -> Point:
-        """A trial's parameters as a hashable value."""
-        return tuple(params[name] for name in self.choices)
-
-    def params(self, point: Sequence[int]) -> dict[str, int]:
-        """Inverse of ``point``."""
-        return dict(zip(self.choices, point, strict=True))
-
-    def point_of(self, schedule: Schedule) -> Point | None:
-        """Where a schedule lies in the space; ``None`` when it does not."""
-        values = self._space.values(schedule, self._facts)
-        if values is None:
-            return None
-        return tuple(choices.index(values[name]) for name, choices in self.choices.items())
 
 
 class FreshSampler(BaseSampler):

@@ -1,14 +1,17 @@
 """One session of a study: propose a schedule, measure its speed, put it through the gate, write it down, go on.
 
-**Order in a trial.** Speed first, then the gate. A screening measurement costs a fixed and small number of tokens; the
-gate costs a completion per probe, on a reasoning model minutes each. So speed is measured for every schedule (and every
-trial can be drawn in a plot), and the gate is skipped where speed alone decides: the schedule is surely no faster than
-the baseline, or surely slower than enough accepted ones. "Surely" means by whole intervals. What was skipped is
-recorded as skipped.
+**Order in a trial.** Two tests can end it: the speed (the schedule is surely no faster than the baseline, or surely
+slower than enough accepted ones; "surely" means by whole intervals) and the gate (a probe failed). The one comes first
+that costs less time for each schedule it rejects, by what this study has seen: of two independent tests that order is
+the cheapest. Which it is depends on the model: a gate of drafts is cheap on a small one, and minutes long on one that
+reasons. What was skipped is recorded as skipped, never as a value.
 
-**What the sampler is told.** The value is the speed ratio. The constraint is the expected number of failed probes,
-``failures / run * total``: after a gate run that stopped at its first failure, how early it stopped is all that is
-known about how bad the schedule is. It is positive exactly when a probe failed.
+**Order in the gate.** The probes that failed most often in this study come first: a run ends at its first failure.
+
+**What the sampler is told.** The value is the speed ratio. The constraint is the expected number of failed probes;
+after a run that stopped at its first failure, how early it stopped is all that is known about how bad the schedule is.
+Since the probes that ran are those that fail most often, each counts for as many as it fails more often than the
+others (``_evidence``). The constraint is positive exactly when a probe failed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +30,19 @@ from optuna.trial import TrialState
 
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import NothingAcceptedError, RuntimeFailureError
-from routing_lab.gate import Result, Rule, Verdict, decide
+from routing_lab.gate import Result, Rule, decide
 from routing_lab.measure import SpeedRatio, measure_ratio
-from routing_lab.probes import Outcome, ProbeSet, run_probes
+from routing_lab.probes import Outcome, Probe, ProbeSet, run_probes
+from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
+from routing_lab.search.dimensions import Dimensions, Point
 from routing_lab.search.records import BaselineRecord, Ending, Seconds, TrialRecord
-from routing_lab.search.sampler import Dimensions, FreshSampler, Point, make_sampler
+from routing_lab.search.sampler import FreshSampler, make_sampler
+from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
 from routing_lab.search.settings import StudySettings
-from routing_lab.search.storage import BASELINE, TRIAL, read_trials
+from routing_lab.search.storage import BASELINE, TRANSCRIPTS, TRIAL, read_trials
+from routing_lab.search.surrogate import Evidence
 
 __all__ = ["Progress", "Session", "Stop"]
 
@@ -99,9 +107,11 @@ class Session:
         self._settings, self._dimensions, self._study, self._path = settings, dimensions, study, path
         self._gate = probe_set.split("gate")
         self._baseline_schedule = Schedule.baseline(runtime.facts)
+        self._verification: Verification | None = None
         self._records: list[TrialRecord] = []
         self._taken: set[Point] = set()
         self._lost: Counter[Point] = Counter()
+        self._failures: Counter[str] = Counter()
         self._errors_in_a_row = 0
         self._started = time.monotonic()
         self._done_before = 0
@@ -155,21 +165,41 @@ class Session:
     def _baseline(self) -> BaselineRecord:
         """The baseline as the first session found it, or measured now: all gate probes, and itself against itself."""
         if (stored := self._study.user_attrs.get(BASELINE)) is not None:
-            return BaselineRecord.from_dict(stored)
-        self._runtime.apply(self._baseline_schedule)
-        outcomes = run_probes(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=None)
+            record = BaselineRecord.from_dict(stored)
+            self._prepare(record.calibration, self._stored_transcripts(record.outcomes))
+            return record
+        transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge)
+        outcomes = transcripts.outcomes
         if broken := [outcome for outcome in outcomes if outcome.status is Status.RUNTIME_ERROR]:
             raise RuntimeFailureError(f"the baseline could not be run: probe {broken[0].probe}: {broken[0].reason}")
+        calibration = self._calibrated(transcripts) if self._settings.verify else None
         record = BaselineRecord(
             key=self._baseline_schedule.key(self._runtime.facts),
             speed=measure_ratio(
                 self._runtime, self._baseline_schedule, self._baseline_schedule, self._settings.measure
             ),
             verdict=decide(outcomes, len(self._gate)),
-            outcomes=tuple(outcomes),
+            outcomes=outcomes,
+            calibration=calibration,
         )
+        self._prepare(calibration, transcripts)
+        self._study.set_user_attr(TRANSCRIPTS, transcripts.to_dict())
         self._study.set_user_attr(BASELINE, record.to_dict())
         return record
+
+    def _calibrated(self, transcripts: Transcripts) -> Calibration:
+        """How well batches agree with single tokens here, under the model's own counts and half of them."""
+        half = {block: max(1, count // 2) for block, count in self._runtime.facts.experts_used.items()}
+        cut = Schedule.from_counts("half", half)
+        return calibrate(self._runtime, self._probe_set, self._gate, transcripts, cut)
+
+    def _stored_transcripts(self, outcomes: tuple[Outcome, ...]) -> Transcripts | None:
+        stored = self._study.user_attrs.get(TRANSCRIPTS)
+        return None if stored is None else Transcripts.from_dict(stored, outcomes)
+
+    def _prepare(self, calibration: Calibration | None, transcripts: Transcripts | None) -> None:
+        if self._settings.verify and calibration and transcripts and calibration.reason is None:
+            self._verification = Verification(transcripts, calibration)
 
     def _refuse_hopeless(self, baseline: BaselineRecord) -> None:
         """Under ``all_correct`` no schedule can be expected to pass a probe that the whole model fails."""
@@ -186,7 +216,7 @@ class Session:
     def _use_sampler(self) -> FreshSampler:
         # Another seed in every session: the same one would propose again what it proposed in the first.
         seed = (self._settings.seed + len(self._records)) % 2**31
-        inner = make_sampler(self._settings.sampler, seed)
+        inner = make_sampler(self._settings.sampler, seed, self._dimensions, self._taken)
         sampler = FreshSampler(inner, self._dimensions, self._taken, seed=seed)
         self._study.sampler = sampler
         return sampler
@@ -224,40 +254,61 @@ class Session:
         return record
 
     def _screened(self, blank: TrialRecord, baseline: BaselineRecord) -> TrialRecord:
-        """Measure and, where speed leaves the question open, run the gate."""
-        begun = time.perf_counter()
-        speed = measure_ratio(self._runtime, blank.schedule, self._baseline_schedule, self._settings.measure)
-        measured = time.perf_counter()
-        record = replace(blank, ending=Ending.EVALUATED, speed=speed, seconds=Seconds(speed=measured - begun))
-        if (skipped := self._gate_is_pointless(speed)) is not None:
+        """Both tests, the one first that rejects more for its time; the other where the question is still open."""
+        if self._gate_comes_first():
+            record = self._gated(blank, baseline)
+            if record.verdict.result is Result.PASS:
+                return self._measured(record)
+            return replace(record, speed_skipped="the gate was not passed")
+        record = self._measured(blank)
+        if (skipped := self._gate_is_pointless(record.speed)) is not None:
             verdict = replace(record.verdict, reason=f"the gate was skipped: {skipped}")
             return replace(record, gate_skipped=skipped, verdict=verdict)
-        record = self._gated(record, baseline)
-        return replace(record, seconds=replace(record.seconds, gate=time.perf_counter() - measured))
+        return self._gated(record, baseline)
 
-    def _gate_is_pointless(self, speed: SpeedRatio) -> str | None:
+    def _measured(self, record: TrialRecord) -> TrialRecord:
+        begun = time.perf_counter()
+        speed = measure_ratio(
+            self._runtime, record.schedule, self._baseline_schedule, self._settings.measure, rival=self._rival()
+        )
+        seconds = replace(record.seconds, speed=time.perf_counter() - begun)
+        return replace(record, ending=Ending.EVALUATED, speed=speed, seconds=seconds)
+
+    def _gate_comes_first(self) -> bool:
+        """Whether the gate costs less time than the speed for each schedule it rejects."""
+        if self._settings.order != "auto":
+            return self._settings.order == "gate"
+        measured = [record for record in self.evaluated if record.seconds.speed]
+        gated = [record for record in self.evaluated if record.seconds.gate]
+        if not (measured and gated):
+            return False
+        too_slow = sum(self._gate_is_pointless(record.speed) is not None for record in measured)
+        failed = sum(record.verdict.result is Result.FAIL for record in gated)
+        of_speed = sum(record.seconds.speed for record in measured) / (too_slow + 1)
+        of_gate = sum(record.seconds.gate for record in gated) / (failed + 1)
+        return of_gate < of_speed
+
+    def _rival(self) -> float | None:
+        """The ratio that a schedule has to reach to be wanted: of enough accepted ones, the slowest's lower end."""
+        enough = self._settings.runners_up
+        lows = sorted((record.speed.low for record in self._records if record.accepted and record.speed), reverse=True)
+        return lows[enough - 1] if enough is not None and len(lows) >= enough else None
+
+    def _gate_is_pointless(self, speed: SpeedRatio | None) -> str | None:
         """Why the verdict would change nothing; ``None`` where it would."""
+        if speed is None:
+            return None
         if speed.high <= 1:
             return "surely no faster than the baseline"
-        enough = self._settings.runners_up
-        faster = sum(
-            1 for record in self._records if record.accepted and record.speed and record.speed.low > speed.high
-        )
-        if enough is not None and faster >= enough:
-            return f"surely slower than {faster} accepted schedules"
+        if (rival := self._rival()) is not None and (speed.high < rival or speed.ended == "beaten"):
+            return f"surely slower than {self._settings.runners_up} accepted schedules"
         return None
 
     def _gated(self, record: TrialRecord, baseline: BaselineRecord) -> TrialRecord:
         facts, policy = self._runtime.facts, self._settings.policy
+        begun = time.perf_counter()
         attested = self._runtime.apply(record.schedule)
-        outcomes = run_probes(
-            self._runtime,
-            self._probe_set,
-            self._gate,
-            self._judge,
-            stop_after_failures=self._settings.stop_after_failures,
-            excused=() if policy.rule is Rule.ALL_CORRECT else baseline.failures,
-        )
+        outcomes = self._asked(() if policy.rule is Rule.ALL_CORRECT else baseline.failures)
         verdict = decide(outcomes, len(self._gate), policy, baseline.outcomes)
         lost = verdict.result is Result.UNDECIDED
         return replace(
@@ -267,7 +318,19 @@ class Session:
             outcomes=tuple(outcomes),
             attested=Schedule.from_counts("attested", attested.selected).key(facts),
             error=_error_of(outcomes) if lost else None,
+            seconds=replace(record.seconds, gate=time.perf_counter() - begun),
         )
+
+    def _asked(self, excused: Sequence[str]) -> list[Outcome]:
+        """The gate under the schedule applied, most telling probes first."""
+        stop, verification = self._settings.stop_after_failures, self._verification
+        ask = run_probes if verification is None else partial(verify_probes, verification=verification)
+        probes = self._telling_first()
+        return ask(self._runtime, self._probe_set, probes, self._judge, stop_after_failures=stop, excused=excused)
+
+    def _telling_first(self) -> list[Probe]:
+        """The gate's probes, those that failed most often first; neighbours in length stay neighbours."""
+        return sorted(self._gate, key=lambda probe: -self._failures[probe.id])
 
     def _record(self, number: int, params: dict[str, int], origin: str, ending: Ending) -> TrialRecord:
         """A record of a schedule about which nothing is known yet."""
@@ -294,22 +357,35 @@ class Session:
 
     def _write(self, trial: optuna.Trial, record: TrialRecord) -> None:
         """Constraint, then record, then state: a process killed in between leaves a trial that can be settled."""
-        if record.verdict.run and record.ending is Ending.EVALUATED:
-            trial.set_constraint(CONSTRAINT, _expected_failures(record.verdict))
+        seen = self._evidence(record) if record.verdict.run and record.ending is Ending.EVALUATED else None
+        if seen is not None:
+            trial.set_constraint(CONSTRAINT, seen.failed / seen.run * seen.total)
+        trial.set_user_attr(EVIDENCE, evidence_attribute(record.speed.half_width if record.speed else None, seen))
         trial.set_user_attr(TRIAL, record.to_dict())
         if record.gate_skipped and record.speed:
             trial.report(record.speed.ratio, step=0)
 
+    def _evidence(self, record: TrialRecord) -> Evidence:
+        """What a gate run is worth: a probe that fails often says more than one that never does."""
+        failures = record.verdict.failures
+        if record.verdict.run == record.verdict.total:
+            return Evidence(len(failures), record.verdict.run, record.verdict.total)
+        weights = {probe.id: 1 + self._failures[probe.id] for probe in self._gate}
+        usual = sum(weights.values()) / len(weights)
+        run = sum(weights[outcome.probe] for outcome in record.outcomes) / usual
+        return Evidence(len(failures), max(run, len(failures)), record.verdict.total)
+
     def _tell(self, number: int, record: TrialRecord) -> None:
-        if record.ending is not Ending.EVALUATED or record.speed is None:
+        if record.ending is not Ending.EVALUATED:
             self._study.tell(number, state=TrialState.FAIL)  # samplers pass over failed trials
-        elif record.gate_skipped:
+        elif record.gate_skipped or record.speed is None:
             self._study.tell(number, state=TrialState.PRUNED)
         else:
             self._study.tell(number, record.speed.ratio)
 
     def _remember(self, record: TrialRecord) -> None:
         self._records.append(record)
+        self._failures.update(record.verdict.failures)
         point = self._dimensions.point_of(record.schedule)
         if point is None:
             return
@@ -359,11 +435,6 @@ class Session:
         left = elapsed / here * max(0, self._settings.trials - done)
         hours = self._settings.hours
         return left if hours is None else max(0.0, min(left, hours * 3600 - elapsed))
-
-
-def _expected_failures(verdict: Verdict) -> float:
-    """Failed probes to expect of the whole gate, from the part of it that was run."""
-    return len(verdict.failures) / verdict.run * verdict.total
 
 
 def _error_of(outcomes: Sequence[Outcome]) -> str | None:

@@ -11,8 +11,10 @@ from routing_lab.measure import MeasureSettings
 
 __all__ = ["SAMPLER_NAMES", "SamplerName", "StudySettings"]
 
-SamplerName = Literal["tpe", "random"]
+SamplerName = Literal["schedule", "tpe", "gp", "nsga2", "random"]
 SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
+
+Order = Literal["auto", "speed", "gate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class StudySettings:
     ``measure`` is the screening measurement of each trial. ``stop_after_failures`` ends a gate run at that many failed
     probes (``None``: never). ``runners_up`` is how many of the fastest accepted schedules the acceptance run may want:
     a schedule that is surely slower than all of them skips the gate (``None``: no schedule skips it for that).
+    ``order`` says what a trial begins with: ``speed``, the ``gate``, or (``auto``) whichever of the two has so far
+    rejected more schedules for its time. ``verify`` of ``False`` decodes every answer instead of checking the
+    baseline's as drafts.
     ``most_runtime_errors`` trials that fail in a row end the study.
 
     Raises:
@@ -34,16 +39,22 @@ class StudySettings:
     trials: int = 40
     hours: float | None = None
     seed: int = 0
-    sampler: SamplerName = "tpe"
-    measure: MeasureSettings = field(default_factory=lambda: MeasureSettings(rounds=6))
+    sampler: SamplerName = "schedule"
+    measure: MeasureSettings = field(
+        default_factory=lambda: MeasureSettings(rounds=6, most_rounds=18, half_width=0.015)
+    )
     policy: Policy = field(default_factory=Policy)
     stop_after_failures: int | None = 1
     runners_up: int | None = 3
     most_runtime_errors: int = 5
+    order: Order = "auto"
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLER_NAMES:
             raise UsageError(f"unknown sampler {self.sampler!r}: choose one of {', '.join(SAMPLER_NAMES)}")
+        if self.order not in get_args(Order):
+            raise UsageError(f"unknown order {self.order!r}: choose one of {', '.join(get_args(Order))}")
         if self.hours is not None and not self.hours > 0:
             raise UsageError(f"hours must be positive, got {self.hours}")
         if not 0 <= self.seed < 2**31:

@@ -26,6 +26,7 @@ from routing_lab.search.records import SCHEMA, BaselineRecord, StudyRecord, Tria
 __all__ = [
     "BASELINE",
     "STUDY",
+    "TRANSCRIPTS",
     "TRIAL",
     "check_study_name",
     "load_study",
@@ -43,6 +44,8 @@ STUDY: Final = "routing_lab"
 """Study attribute: schema, identity, facts, settings."""
 BASELINE: Final = "routing_lab.baseline"
 """Study attribute: the measured baseline."""
+TRANSCRIPTS: Final = "routing_lab.transcripts"
+"""Study attribute: the baseline's completions, which serve as drafts."""
 TRIAL: Final = "routing_lab"
 """Trial attribute: the whole record of a trial."""
 

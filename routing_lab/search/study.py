@@ -16,8 +16,8 @@ from routing_lab.model import model_digest
 from routing_lab.probes import ProbeSet
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
+from routing_lab.search.dimensions import Dimensions
 from routing_lab.search.records import SCHEMA, StudyRecord, TrialRecord, candidates
-from routing_lab.search.sampler import Dimensions
 from routing_lab.search.session import Progress, Session, Stop
 from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import (

@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 
 from routing_lab.schedule import Schedule
 from routing_lab.search import SAMPLER_NAMES
-from routing_lab.search.sampler import Dimensions, FreshSampler, Point, make_sampler
+from routing_lab.search.dimensions import Dimensions, Point
+from routing_lab.search.sampler import FreshSampler, make_sampler
 
 
 @pytest.fixture
