@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from routing_lab.answers import Judge, Status
-from routing_lab.errors import RuntimeFailureError
+from routing_lab.errors import RuntimeFailureError, UsageError
 from routing_lab.probes.probeset import Probe, ProbeSet
 from routing_lab.runtime.base import Generation, Runtime
 
@@ -69,6 +69,7 @@ def run_probes(
 
     Raises:
         ValueError: ``stop_after_failures`` is not positive.
+        UsageError: The runtime cannot take a prompt, for instance because it fills the context; the probe is named.
     """
     if stop_after_failures is not None and stop_after_failures < 1:
         raise ValueError(f"stop_after_failures must be positive or None, got {stop_after_failures}")
@@ -113,6 +114,8 @@ def _run_one(runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, 
         )
     except RuntimeFailureError as failure:
         return _runtime_error(probe, failure)
+    except UsageError as error:  # most often a prompt that is longer than the context
+        raise UsageError(f"probe {probe.id}: {error}; give a larger --context, or change the prompt") from None
     user = probe.prompt if probe_set.prompt == "chat" else ""
     return _judged(probe_set, probe, generation, judge, thinking_open=thinking_is_open(rendered, user))
 
