@@ -1,4 +1,4 @@
-"""What hard-five.yaml asks: five problems that need a long, correct chain of thought; brute force finds every answer."""
+"""What hard-five.yaml asks: five problems that need a long, correct chain of thought; brute force finds each answer."""
 
 import itertools
 import math
