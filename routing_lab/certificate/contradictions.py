@@ -146,13 +146,14 @@ def _of_even_spread(certificate: Certificate, even: EvenSpread) -> Iterator[Prob
 
 def _of_even_gate(certificate: Certificate, gate: Verdict) -> Iterator[Problem]:
     ran = _probes(certificate.gate_answers)[: max(gate.run, 0)]  # a run that gives up leaves out the last ones
-    rest = [probe for probe in ran if probe not in gate.failures]
+    failures = frozenset(gate.failures)
+    rest = [probe for probe in ran if probe not in failures]
     if len(ran) != gate.run or len(rest) + len(gate.failures) != gate.run or not 0 <= gate.errors <= len(rest):
         yield Problem("even_spread.gate", "its run, errors and failures do not fit the probes of gate_answers")
         return
-    answers = [Answer(probe, Status.WRONG_ANSWER if probe in gate.failures else Status.CORRECT) for probe in ran]
-    for probe in rest[: gate.errors]:
-        answers[ran.index(probe)] = Answer(probe, Status.RUNTIME_ERROR)
+    status = dict.fromkeys(ran, Status.CORRECT) | dict.fromkeys(failures, Status.WRONG_ANSWER)
+    status |= dict.fromkeys(rest[: gate.errors], Status.RUNTIME_ERROR)
+    answers = [Answer(probe, status[probe]) for probe in ran]
     computed = decide(_outcomes(answers), certificate.probes.gate)
     # Which probes the runtime failed on is said only in the reason.
     yield from _differences("even_spread.gate", computed, gate, but={"reason"} if gate.errors else ())
@@ -161,11 +162,9 @@ def _of_even_gate(certificate: Certificate, gate: Verdict) -> Iterator[Problem]:
 def _of_even_holdout(certificate: Certificate, holdout: PairedDifference) -> Iterator[Problem]:
     reached = max(holdout.n, 0) + len(holdout.errors)
     baseline = certificate.baseline_holdout_answers[:reached]
-    answers = []
-    for answer in baseline:
-        right = answer.probe in holdout.gained or (answer.status is Status.CORRECT and answer.probe not in holdout.lost)
-        status = Status.CORRECT if right else Status.WRONG_ANSWER
-        answers.append(Answer(answer.probe, Status.RUNTIME_ERROR if answer.probe in holdout.errors else status))
+    changed = dict.fromkeys(holdout.lost, Status.WRONG_ANSWER) | dict.fromkeys(holdout.gained, Status.CORRECT)
+    changed |= dict.fromkeys(holdout.errors, Status.RUNTIME_ERROR)
+    answers = [Answer(answer.probe, changed.get(answer.probe, answer.status)) for answer in baseline]
     computed = paired_difference(_outcomes(baseline), _outcomes(answers))
     yield from _differences("even_spread.holdout", computed, holdout)
 

@@ -63,6 +63,9 @@ class CertifiedSchedule:
     name: str
     experts_used: str
 
+    def __post_init__(self) -> None:
+        parse_experts(self.experts_used)
+
     @property
     def schedule(self) -> Schedule:
         """As a value of its own kind."""
