@@ -438,7 +438,7 @@ def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
             rows: list[Row] = [dict(row) for row in table]
         except StopIteration:  # how the library ends on a JSON file without a line
             raise UserFileError(str(path), [Problem("", "has no rows")]) from None
-        except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, csv.Error, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
             raise UserFileError(str(path), [Problem("", f"cannot be read as {kind}: {_first_line(error)}")]) from None
     _check_columns(str(path), rows, recipe)
     return rows

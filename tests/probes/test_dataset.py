@@ -95,6 +95,7 @@ def test_whole_numbers_of_a_column_with_fractions_stay_whole(tmp_path: Path) -> 
         ("rows.csv", "q,q\n1,2\n", "name every column"),
         ("rows.csv", "", "name every column"),
         ("rows.csv", b"q,a\n\xff\xfe,1\n", "cannot be read as csv"),
+        ("rows.csv", "q," + "a" * 200_000 + "\n1,2\n", "cannot be read as csv"),
         ("rows.txt", "q a", "has no known ending"),
         ("rows.jsonl", None, "is no file"),
         ("rows.jsonl", "", "has no rows"),
