@@ -1,24 +1,18 @@
-"""Write everyday-exact.yaml: short questions of eight kinds for chat models; every answer is computed here.
+"""What everyday-exact.yaml asks: short questions of eight kinds for chat models; every answer is computed here.
 
-Run ``python probes/make_everyday.py`` after a change; with ``--check`` it only tells whether the file is up to date.
 Nothing is random: the questions are the ones below, and every second one of a kind belongs to the holdout.
 """
 
-import argparse
 import itertools
 import math
 import string
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime, timedelta
 from fractions import Fraction
-from pathlib import Path
 from typing import TypeVar
 
 from routing_lab.answers import AnswerType
 from routing_lab.probes import Probe, ProbeSet
-
-FILE = Path(__file__).with_name("everyday-exact.yaml")
 
 # How the final answer has to be declared, by type of answer.
 FORMS: dict[AnswerType, str] = {
@@ -469,21 +463,3 @@ def build() -> ProbeSet:
             probe(kind.__name__, number, question) for kind in KINDS for number, question in enumerate(kind(), start=1)
         ),
     )
-
-
-def main() -> int:
-    """Write the file, or with ``--check`` compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="only tell whether the file is up to date (exit code 1: no)"
-    )
-    arguments = parser.parse_args()
-    text = build().to_yaml()
-    if arguments.check:
-        return 0 if FILE.exists() and FILE.read_text(encoding="utf-8") == text else 1
-    FILE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,21 +1,13 @@
-"""Write hard-five.yaml: five problems that need a long, correct chain of thought; every answer is found by brute force.
+"""What hard-five.yaml asks: five problems that need a long, correct chain of thought; brute force finds each answer."""
 
-Run ``python probes/make_hard_five.py`` after a change; with ``--check`` it only tells whether the file is up to date.
-"""
-
-import argparse
 import itertools
 import math
-import sys
 from collections import Counter
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 
 from routing_lab.answers import AnswerType
 from routing_lab.probes import Probe, ProbeSet
-
-FILE = Path(__file__).with_name("hard-five.yaml")
 
 
 def tilings(rows: int, columns: int) -> int:
@@ -147,21 +139,3 @@ def build() -> ProbeSet:
             ),
         ),
     )
-
-
-def main() -> int:
-    """Write the file, or with ``--check`` compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="only tell whether the file is up to date (exit code 1: no)"
-    )
-    arguments = parser.parse_args()
-    text = build().to_yaml()
-    if arguments.check:
-        return 0 if FILE.exists() and FILE.read_text(encoding="utf-8") == text else 1
-    FILE.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

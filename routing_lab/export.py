@@ -93,13 +93,12 @@ class Export:
         """A shell script, newline at its end. Of an unvalidated export each line worth copying carries the label."""
         tag = "" if self.validated else f"  # {UNVALIDATED}"
         lines = [f"schedule {self.schedule.name}: {self.experts_used}", self.label, *self._claims(), *self.notes]
-        # A line break in a name or a date of the certificate would end the comment and begin a command.
-        script = ["# " + "".join(c if c.isprintable() else "?" for c in line) for line in lines]
+        script = list(map(_comment, lines))
         if self.environment:
             script += ["", "# for the preload library (environment)"]
             script += [f"{key}={shlex.quote(value)}{tag}" for key, value in self.environment.items()]
         stock = f"--override-kv {self.override_kv}{tag}" if self.override_kv else f"none: {self.no_override_kv}"
-        script += ["", "# for an unmodified server (stock form)", f"# {stock}"]
+        script += ["", "# for an unmodified server (stock form)", _comment(stock)]
         script += ["", "# the whole command", f"{self.command.shell()}{tag}"]
         return "\n".join(script) + "\n"
 
@@ -144,6 +143,11 @@ class Export:
             "speed_ratio_low": certificate.speed.low,
             "speed_ratio_high": certificate.speed.high,
         }
+
+
+def _comment(line: str) -> str:
+    """A comment of a shell script: a line break in a name or a path would end it and begin a command."""
+    return "# " + "".join(c if c.isprintable() else "?" for c in line)
 
 
 def export(

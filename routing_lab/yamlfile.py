@@ -16,13 +16,17 @@ A field that is missing or has the wrong kind gives a stand-in of the right type
 then raises, and nobody ever uses the stand-in. Values that need more rules go through ``problem``.
 
 The accepted language is YAML without its traps: one document of UTF-8, at most 16 MiB, no anchors and aliases (a file
-of a kilobyte can ask for gigabytes with them), no tags, no dates (``2026-11-30`` is text), no key twice.
+of a kilobyte can ask for gigabytes with them), no tags, no key twice. Words and numbers mean what they look like, as in
+YAML 1.2: ``true`` and ``false`` are the only truth values, whole numbers are plain decimal digits, and everything that
+YAML 1.1 reads as something else than it shows (``yes``, ``010`` for 8, ``1:30`` for 90, ``1_000``, ``0x10``, dates) is
+text. A key is a whole number or the text that was written.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -30,14 +34,18 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from routing_lab.errors import Problem, UserFileError
+from routing_lab.files import open_file
 
-__all__ = ["MAX_BYTES", "Fields", "kind_of", "parse_yaml", "read_text", "render_yaml"]
+__all__ = ["MAX_BYTES", "Fields", "kind_of", "parse_yaml", "read_text", "render_yaml", "shown_key"]
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Largest file that is read, in bytes: a hundred thousand probes fit, a model given by mistake does not."""
 
 MAX_DEPTH: Final = 32
 """Deepest nesting that is read; every format of the project needs less than six levels."""
+
+MAX_SHOWN: Final = 60
+"""Most characters of a value that a message shows."""
 
 T = TypeVar("T")
 
@@ -53,7 +61,7 @@ _Base: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """``SafeLoader`` that reports duplicate keys and leaves dates as text."""
+    """``SafeLoader`` that reports duplicate keys and takes nothing for a number that does not look like it."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -67,7 +75,8 @@ class _Loader(_Base):  # type: ignore[misc]
                 raise yaml.constructor.ConstructorError(
                     None, None, "a key is a list or a mapping; keys are plain words or numbers", key_node.start_mark
                 )
-            key = self.construct_object(key_node, deep=deep)
+            # Only whole numbers: of other keys a message has to show what was written, not what became of it.
+            key = self.construct_object(key_node, deep=deep) if key_node.tag == _INTEGER_TAG else key_node.value
             if key in mapping:
                 self.problems.append(
                     Problem(_line(key_node.start_mark), f"key {key_node.value!r} is here twice", "keep one of them")
@@ -76,16 +85,40 @@ class _Loader(_Base):  # type: ignore[misc]
         return mapping
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":merge", ":value"))]
-    for first, resolvers in _Base.yaml_implicit_resolvers.items()
-}
+_INTEGER_TAG: Final = "tag:yaml.org,2002:int"
+_FLOAT: Final = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+# The core schema of YAML 1.2 (https://yaml.org/spec/1.2.2, 10.3.2) without its octal and hexadecimal numbers, and
+# without leading zeros: whoever writes 010 may mean 8 or 10.
+_SCALARS: Final = (
+    ("tag:yaml.org,2002:null", re.compile("~|null|Null|NULL|"), ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    (_INTEGER_TAG, re.compile("[-+]?(?:0|[1-9][0-9]*)"), list("-+0123456789")),
+    ("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789")),
+)
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """What plain words are taken for, by their first character, in PyYAML's form."""
+    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, pattern, firsts in _SCALARS:
+        for first in firsts:
+            # PyYAML matches only the start.
+            table.setdefault(first, []).append((tag, re.compile(f"(?:{pattern.pattern})$")))
+    return table
+
+
+_Loader.yaml_implicit_resolvers = _resolvers()
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file of at most ``MAX_BYTES``. Raises ``UserFileError`` where it is not one."""
+    """The text of a UTF-8 file of at most ``MAX_BYTES``, or of ``/dev/stdin`` or ``/dev/fd/N``.
+
+    Raises ``UserFileError`` where it is not one; other pipes and devices are none.
+    """
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if _is_stream(path) else open_file(path) as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserFileError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from None
@@ -99,6 +132,11 @@ def read_text(path: Path) -> str:
         what = f"is no UTF-8 text (byte 0x{raw[error.start]:02x} at offset {error.start})"
         remedy = "this is a GGUF model; give it with --model" if raw.startswith(b"GGUF") else "save the file as UTF-8"
         raise UserFileError(str(path), [Problem("", what, remedy)]) from None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether this is a name for what the shell has opened already: ``command |``, ``< file``, ``<(command)``."""
+    return str(path) == "/dev/stdin" or str(path.parent) == "/dev/fd"
 
 
 def parse_yaml(text: str, file: str) -> object:
@@ -138,7 +176,11 @@ def render_yaml(data: Mapping[str, object], *, flow: Iterable[str] = ()) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """``SafeDumper`` that escapes the rarer line breaks, which PyYAML writes raw and reads back as a blank."""
+    """``SafeDumper`` whose texts read back as texts, here and under YAML 1.1.
+
+    The rarer line breaks are escaped, which PyYAML writes raw and reads back as a blank; ``1e5`` is quoted, which is a
+    number only to the newer language.
+    """
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -147,6 +189,7 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"(?:{_FLOAT.pattern})$"), list("-+.0123456789"))
 
 
 def _dump(value: object, **layout: Any) -> str:  # noqa: ANN401 - PyYAML's own options
@@ -159,12 +202,18 @@ def kind_of(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):
-        return f"{str(value).lower()} (yes, no, on and off mean true and false)"
+        return str(value).lower()
     if isinstance(value, (int, float)):
         return f"the number {_short(value)}"
     if isinstance(value, str):
         return f"the text {_short(value)}"
     return "a list" if isinstance(value, list) else "a mapping"
+
+
+def shown_key(key: object) -> str:
+    """A key as messages show it: as it was written, unless it is long or holds what does not print."""
+    text = str(key)
+    return text if text.isprintable() and text and len(text) <= MAX_SHOWN else _short(key)
 
 
 class Fields:
@@ -199,7 +248,7 @@ class Fields:
 
     def at(self, key: object) -> str:
         """The path of ``key`` in the file, as messages show it: ``items[3].answer``."""
-        return f"{self.path}.{key}" if self.path else str(key)
+        return f"{self.path}.{shown_key(key)}" if self.path else shown_key(key)
 
     def problem(self, key: object, what: str, remedy: str = "") -> None:
         """Note that ``key`` of this section (or the section itself for ``""``) is wrong."""
@@ -216,7 +265,7 @@ class Fields:
         return self.values.get(key, default)
 
     def text(self, key: str, default: T | _Missing = _MISSING) -> str | T:
-        """A text. Numbers and ``yes``/``no`` are refused: YAML would change how they are written."""
+        """A text. Numbers, ``true`` and ``false`` are refused: they may have been meant as such."""
         value: str | T = self._typed(key, (str,), "a text", default, "", remedy="put it in quotes")
         return value
 
@@ -224,7 +273,7 @@ class Fields:
         self, key: str, default: T | _Missing = _MISSING, *, minimum: int | None = None, maximum: int | None = None
     ) -> int | T:
         """A whole number between ``minimum`` and ``maximum``, both included."""
-        value: int | T = self._typed(key, (int,), "a whole number", default, minimum or 0)
+        value: int | T = self._typed(key, (int,), "a whole number", default, minimum or 0, remedy=self._digits(key))
         if isinstance(value, int) and key in self.values:
             self._check_range(key, value, minimum, maximum)
         return value
@@ -233,7 +282,7 @@ class Fields:
         self, key: str, default: T | _Missing = _MISSING, *, minimum: float | None = None, maximum: float | None = None
     ) -> float | T:
         """A finite number between ``minimum`` and ``maximum``, both included; whole numbers become floats."""
-        value: float | T = self._typed(key, (int, float), "a number", default, minimum or 0.0)
+        value: float | T = self._typed(key, (int, float), "a number", default, minimum or 0.0, remedy=self._digits(key))
         if isinstance(value, (int, float)) and key in self.values:
             if not _is_finite(value):
                 self.problem(key, f"is {_short(value)}, not a finite number")
@@ -333,6 +382,12 @@ class Fields:
         self.problem(key, f"is {kind_of(value)}, not {wanted}", "" if isinstance(value, (list, dict)) else remedy)
         return stand_in
 
+    def _digits(self, key: str) -> str:
+        """The way out for a text where a number belongs: ``010`` and ``1_000`` look like numbers to their writer."""
+        value = self.values.get(key)
+        looks = isinstance(value, str) and value[:1] in set("-+.0123456789")
+        return "write numbers in plain decimal digits, without quotes" if looks else ""
+
     def _list(self, key: str, type_: type[T], plural: str, default: Any) -> Any:  # noqa: ANN401 - as _typed
         values = self._typed(key, (list,), f"a list of {plural}", default, [])
         if not isinstance(values, list):
@@ -397,6 +452,6 @@ def _near(word: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _short(value: object, most: int = 60) -> str:
+def _short(value: object, most: int = MAX_SHOWN) -> str:
     shown = repr(value)
     return shown if len(shown) <= most else shown[:most] + "..."

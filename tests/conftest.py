@@ -1,1 +1,35 @@
-"""Its presence puts this folder on the path of the tests, for the modules that they share."""
+"""What the tests of several folders share; its presence also puts this folder on the path, for the modules beside it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# On a busy machine the time of one example says nothing about the code.
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
+
+
+@pytest.fixture
+def nonfile(tmp_path: Path) -> Callable[..., Path]:
+    """Makes what a reader of files must not touch: reading it would wait for ever, or never end."""
+
+    def make(kind: str, name: str = "first") -> Path:
+        path = tmp_path / f"{name}-{kind}"
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as unix:
+                unix.bind(os.path.relpath(path))  # a name of a socket is short
+        else:
+            path.symlink_to("/dev/zero")
+        return path
+
+    return make

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from routing_lab.model import BlockBytes, ModelFacts
-
-# On a busy machine the time of one example says nothing about the code.
-settings.register_profile("busy machine", deadline=None)
-settings.load_profile("busy machine")
 
 WIDTH, INNER = 32, 64
 

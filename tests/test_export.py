@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +177,89 @@ def test_a_library_that_the_loader_cannot_name_is_a_usage_error(facts: ModelFact
 def test_a_schedule_that_does_not_fit_is_refused_even_unvalidated(facts: ModelFacts) -> None:
     with pytest.raises(UserFileError, match="has no block 4"):
         export(facts, schedule=schedule(4, 4, 4, 4, 4), library=LIBRARY, unvalidated=True)
+
+
+# --- hostile names ---------------------------------------------------------------------------------------------------
+
+BREAKOUTS = (
+    "\ntouch canary\n",
+    "\rtouch canary\r",
+    "`touch canary`",
+    "$(touch canary)",
+    "'; touch canary; '",
+    '"; touch canary; "',
+    "x; touch canary #",
+    "x && touch canary",
+    "\\\ntouch canary",
+    "\u2028touch canary",
+    "\x1b]0;touch canary\x07",
+    "-touch canary",
+    "! touch canary",
+)
+
+SERVER = """#!/bin/sh
+{ printf '%s\\0' "$0" "$@"; printf '%s=%s\\0' ROUTING_LAB_EXPERTS "$ROUTING_LAB_EXPERTS"; } > "$SEEN"
+"""
+
+
+@pytest.fixture
+def run_by_bash(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Runs a script in a folder of its own and gives the words that llama-server, a stand-in, was called with."""
+    server = tmp_path / "bin" / "llama-server"
+    server.parent.mkdir()
+    server.write_text(SERVER)
+    server.chmod(0o755)
+
+    def run(script: str) -> list[str]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        file = folder / "serve.sh"
+        file.write_bytes(script.encode())
+        environment = {"PATH": f"{server.parent}:{os.environ['PATH']}", "SEEN": str(folder / "seen")}
+        for options in (["-n"], []):
+            command = ["bash", *options, str(file)]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            # The dynamic loader complains about a library that is not there, and goes on.
+            assert done.returncode == 0, done.stderr
+        assert sorted(path.name for path in folder.iterdir()) == ["seen", "serve.sh"]
+        return (folder / "seen").read_bytes().decode().split("\0")[:-1]
+
+    return run
+
+
+@pytest.mark.parametrize("name", BREAKOUTS, ids=ascii)
+@pytest.mark.parametrize("wanted", [MIXED, EVEN], ids=["mixed", "even"])
+def test_no_name_breaks_out_of_its_comment_or_quotes(
+    facts: ModelFacts, tmp_path: Path, name: str, wanted: Schedule, run_by_bash: Callable[[str], list[str]]
+) -> None:
+    folder = tmp_path / f"models {name}"
+    folder.mkdir()
+    hostile = replace(make_facts(folder), name=name, architecture="qwen3moe")
+    printable = "".join(filter(str.isprintable, name))
+    named = replace(wanted, name=f"x {printable}")
+    certificate = certify(hostile, named, placement=Placement(gpu_layers=3, name=name))
+    parts = {"created": name, "model": replace(certificate.model, file=name, name=name)}
+    certificate = replace(certificate, **parts)
+    settings = replace(ServerSettings.of(certificate), host=name, placement=Placement(name=name), kv_type="f32")
+    certified = {"certificate": certificate, "certificate_file": tmp_path / name, "settings": settings}
+    for given in (certified, {"schedule": named, "unvalidated": True}):
+        made = export(hostile, library=LIBRARY, **given)
+        for script in (made.text(), made.command.shell()):
+            program, *seen, experts = run_by_bash(script)
+            assert Path(program).name == "llama-server"
+            assert seen == list(made.command.argv[1:])
+            assert experts.removeprefix(f"{EXPERTS_ENV}=") == made.command.env.get(EXPERTS_ENV, "")
+        assert json.loads(json.dumps(made.to_dict())) == made.to_dict()
+        if not made.validated:
+            assert made.text().count(UNVALIDATED) >= 3
+
+
+@pytest.mark.parametrize("name", BREAKOUTS, ids=ascii)
+def test_an_architecture_that_is_no_word_is_refused_or_stays_in_its_quotes(
+    facts: ModelFacts, name: str, run_by_bash: Callable[[str], list[str]]
+) -> None:
+    """The architecture is part of the stock form, and a GGUF may call itself anything."""
+    try:
+        made = export(replace(facts, architecture=f"q{name}"), schedule=EVEN, unvalidated=True, library=LIBRARY)
+    except (UsageError, UserFileError, RuntimeUnsupportedError):
+        return
+    assert run_by_bash(made.text())[1:-1] == list(made.command.argv[1:])

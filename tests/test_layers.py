@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "routing_lab"
 # a runtime to outcomes to a verdict to a study to a certificate, and never back.
 RANKS = {
     "errors": 0,
+    "files": 0,
     "yamlfile": 1,
     "model": 1,
     "demo": 1,

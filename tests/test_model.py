@@ -82,10 +82,16 @@ def test_a_block_for_multi_token_prediction_is_stored_and_not_routed(tmp_path, k
     assert facts.blocks_with_experts == (0, 1, 2)
 
 
-def test_a_trailing_block_that_only_a_key_announces_counts_as_stored(tmp_path) -> None:
+def test_a_trailing_block_that_is_counted_but_stores_nothing_predicts_nothing(tmp_path) -> None:
+    """A prediction block that was cut off, or the cache of a granite-switch model's router."""
     tensors = {**moe_block(0, 4), **moe_block(1, 4)}
     facts = ModelFacts.read(write_gguf(tmp_path / "m.gguf", tensors, {**COUNTS, "nextn_predict_layers": 1}))
-    assert (facts.blocks, facts.mtp_blocks, facts.routed_blocks) == (3, (2,), (0, 1))
+    assert (facts.blocks, facts.mtp_blocks, facts.routed_blocks, facts.dense_blocks) == (3, (), (0, 1), ())
+    dense = {**dense_block(0), **dense_block(1)}
+    counts = {"block_count": 3, "nextn_predict_layers": 1}
+    switch = write_gguf(tmp_path / "s.gguf", dense, counts, architecture="graniteswitch")
+    facts = ModelFacts.read(switch)
+    assert (facts.blocks, facts.mtp_blocks, facts.routed_blocks, facts.dense_blocks) == (3, (), (), (0, 1))
 
 
 def test_a_count_per_block_is_read_from_an_array(tmp_path) -> None:
@@ -379,3 +385,54 @@ def test_blocks_survive_the_round_trip_through_text(blocks) -> None:
 def test_what_is_no_list_of_blocks_is_refused(text) -> None:
     with pytest.raises(ValueError, match=r"block|range"):
         parse_blocks(text)
+
+
+# --- what is no file ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device"])
+def test_what_is_no_file_is_refused_at_once_also_as_another_shard(tmp_path, nonfile, kind: str) -> None:
+    assert "not a file" in said(nonfile(kind))
+    shards = [tmp_path / f"m-{index:05}-of-00002.gguf" for index in (1, 2)]
+    write_moe(shards[0], {"split.count": 2, "split.no": 0})
+    shards[1].symlink_to(nonfile(kind, "second"))
+    assert "not a file" in said(shards[0])
+
+
+def test_a_sparse_file_of_a_terabyte_costs_no_more_than_its_header(tmp_path) -> None:
+    path = write_moe(tmp_path / "m.gguf")
+    facts = ModelFacts.read(path)
+    os.truncate(path, 1 << 40)
+    assert ModelFacts.read(path).routed_blocks == facts.routed_blocks
+    hollow = tmp_path / "hollow.gguf"
+    with hollow.open("wb") as file:
+        # Every entry is a text of a megabyte that is a hole in the file.
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 16))
+        for index in range(100):
+            key = f"k{index}".encode()
+            file.write(struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 1 << 20))
+            file.seek(1 << 20, os.SEEK_CUR)
+        file.truncate(1 << 40)
+    assert "bytes of metadata" in said(hollow)
+
+
+def test_a_file_that_shrinks_while_it_is_read_has_no_digest(tmp_path, monkeypatch) -> None:
+    facts = ModelFacts.read(write_moe(tmp_path / "m.gguf"))
+    before = model_digest(facts)
+    os.utime(facts.files[0], ns=(1, 1))  # so that it is read again
+    size = facts.files[0].stat().st_size
+    opened = Path.open
+
+    def shrinking(path: Path, *args, **options):
+        os.truncate(path, size - 1)
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", shrinking)
+    with pytest.raises(UserFileError, match=f"changed while it was read: {size - 1} bytes instead of {size}"):
+        model_digest(facts)
+    assert before.startswith("sha256:")
+
+
+def test_control_characters_in_texts_are_kept_as_they_are(tmp_path) -> None:
+    name = "two\nlines \x1b[31m\u202e"
+    assert ModelFacts.read(write_moe(tmp_path / "m.gguf", {"general.name": name})).name == name

@@ -92,10 +92,7 @@ def test_every_problem_of_a_file_is_listed_with_its_path() -> None:
         "experts_used.7: overlaps with 5-8 (both name 7) (name every block once)",
         "experts_used.3-1: the range 3-1 runs backwards",
         "experts_used.x: 'x' is no block or range of blocks such as 7 or 0-6",
-        (
-            "experts_used.True: the key is true (yes, no, on and off mean true and false) "
-            "(a key is a block or a range such as 7 or 0-6)"
-        ),
+        "experts_used.yes: 'yes' is no block or range of blocks such as 7 or 0-6",
         "experts_used.8: is 0; a block consults at least 1 expert",
         "experts_used.8: overlaps with 5-8 (both name 8) (name every block once)",
         "experts_used.9: is the text 'many', not a whole number of experts",
@@ -292,3 +289,16 @@ def test_the_demo_schedules_are_named_like_their_files_and_fit_a_model_of_the_de
     schedule = Schedule.load(path)
     assert schedule.name == path.stem
     assert schedule.total(FACTS) < 6 * 8
+
+
+@pytest.mark.parametrize("key", ["010", "1:30", "0x10", "1_0", "yes", "true", "~", "1.0", "1e1", "00-06", "0-06"])
+def test_a_block_key_names_the_block_it_shows_or_is_refused_as_written(key: str) -> None:
+    (problem,) = problems(f"schedule: x\nexperts_used: {{{key}: 4}}")
+    assert problem.startswith(f"experts_used.{key}: '{key}' is no block")
+
+
+@pytest.mark.parametrize("count", ["010", "1:30", "0x8", "1_0", "'8'", "8.0", "yes"])
+def test_a_count_is_a_plain_whole_number(count: str) -> None:
+    (problem,) = problems(f"schedule: x\nexperts_used: {{7: {count}}}")
+    assert count.strip("'") in problem
+    assert "not a whole number of experts" in problem

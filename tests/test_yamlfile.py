@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +28,7 @@ def problems(text: str) -> str:
     [
         ("a: 1\nb: 2\na: 3\n", "line 3: key 'a' is here twice"),
         ("items:\n- {x: 1, x: 2}\n- {y: 1, y: 2}\n", "2 problems"),
-        ("1: a\n0x1: b\n", "line 2: key '0x1' is here twice"),
+        ("1: a\n+1: b\n", "line 2: key '+1' is here twice"),
         ("a: &x [1]\nb: *x\n", "line 1: anchors and aliases"),
         ("a: !!python/object/apply:os.system [id]\n", "tags are not accepted"),
         ("a: !!int ''\n", "tags are not accepted"),
@@ -49,6 +53,69 @@ def test_a_billion_laughs_is_refused_at_once() -> None:
     start = time.monotonic()
     assert "anchors and aliases" in problems(bomb)
     assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "010",
+        "0o10",
+        "0x10",
+        "0b11",
+        "1_000",
+        "1:30",
+        "190:20:30",
+        "08",
+        "-010",
+        "yes",
+        "No",
+        "on",
+        "OFF",
+        "y",
+        "2026-11-30",
+    ],
+)
+def test_what_only_yaml_1_1_takes_for_something_else_is_the_text_that_was_written(written: str) -> None:
+    assert parse_yaml(f"{written}: {written}\nlist: [{written}]\n", "a.yaml") == {written: written, "list": [written]}
+    top = Fields.parse(f"a: {written}\n", "a.yaml")
+    top.integer("a")
+    with pytest.raises(UserFileError, match=f"a: is the text '{written}', not a whole number"):
+        top.finish()
+    assert yaml.safe_load(render_yaml({"a": written})) == {"a": written}  # and other readers see the text too
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("0", 0),
+        ("-7", -7),
+        ("+12", 12),
+        ("1e5", 100000.0),
+        ("1.50", 1.5),
+        (".5", 0.5),
+        ("-2.E-3", -0.002),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("true", True),
+        ("False", False),
+    ],
+)
+def test_what_looks_like_a_number_a_truth_value_or_nothing_is_one(written: str, value: object) -> None:
+    read = parse_yaml(f"a: {written}\n", "a.yaml")
+    assert read == {"a": value}
+    assert type(read["a"]) is type(value)
+
+
+def test_a_key_is_a_whole_number_or_the_text_that_was_written() -> None:
+    keys = {7: 0, "7.0": 0, "true": 0, "null": 0, "~": 0, "1e5": 0, "": 0, "010": 0}
+    text = "{" + ", ".join('"": 0' if key == "" else f"{key}: 0" for key in keys) + "}"
+    assert parse_yaml(text, "a.yaml") == keys
+
+
+def test_a_text_that_looks_like_a_number_is_rendered_in_quotes() -> None:
+    texts = ["1e5", "1.0", "1e-05", "+.5E3", ".nan"]
+    assert parse_yaml(render_yaml({"a": texts}), "a.yaml") == {"a": texts}
 
 
 def test_dates_and_merge_keys_stay_text() -> None:
@@ -77,6 +144,30 @@ def test_an_unreadable_file_is_named(tmp_path, name: str) -> None:
         Fields.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device"])
+def test_what_is_no_file_is_refused_at_once(nonfile, kind: str) -> None:
+    with pytest.raises(UserFileError, match=r"cannot be read: it is a .*, not a file"):
+        read_text(nonfile(kind))
+
+
+def test_what_the_shell_has_opened_is_read() -> None:
+    code = "import sys; from pathlib import Path; from routing_lab.yamlfile import read_text"
+    code += "; print(read_text(Path('/dev/stdin')), read_text(Path(sys.argv[1])))"
+    ours, theirs = os.pipe()
+    os.write(theirs, b"from a command")
+    os.close(theirs)
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"/dev/fd/{ours}"],
+        check=False,
+        input="typed",
+        capture_output=True,
+        text=True,
+        pass_fds=[ours],
+    )
+    os.close(ours)
+    assert done.stdout == "typed from a command\n", done.stderr
+
+
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "[1, 2]", "word"])
 def test_a_document_must_be_a_mapping(text: str) -> None:
     with pytest.raises(UserFileError, match="not a mapping"):
@@ -90,9 +181,9 @@ def test_every_problem_is_listed_with_its_path() -> None:
         budgett: 3
         limit: 0
         ratio: .nan
-        flag: 1
+        flag: yes
         kind: intger
-        words: [a, 1, no]
+        words: [a, 1, false]
         sizes: [1, true, x]
         items:
         - {prompt: 47, ansver: x}
@@ -119,11 +210,11 @@ def test_every_problem_is_listed_with_its_path() -> None:
         "budget: is missing; it should be a whole number",
         "limit: is 0, below the least allowed, 1",
         "ratio: is nan, not a finite number",
-        "flag: is the number 1, not true or false",
+        "flag: is the text 'yes', not true or false",
         "kind: is 'intger', not one of integer, rational (did you mean integer?)",
         "words[1]: is the number 1; the list is of texts (put it in quotes)",
-        "words[2]: is false (yes, no, on and off mean true and false); the list is of texts (put it in quotes)",
-        "sizes[1]: is true (yes, no, on and off mean true and false); the list is of whole numbers",
+        "words[2]: is false; the list is of texts (put it in quotes)",
+        "sizes[1]: is true; the list is of whole numbers",
         "sizes[2]: is the text 'x'; the list is of whole numbers",
         "items[1]: is the number 5, not a mapping of keys to values",
         "items[0].prompt: is the number 47, not a text (put it in quotes)",
@@ -159,9 +250,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-words = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(
-    lambda word: word not in {"yes", "no", "on", "off", "y", "n", "null", "true", "false"}
-)
+words = st.from_regex(r"[a-z_]{1,8}", fullmatch=True).filter(lambda word: word not in {"null", "true", "false"})
 
 
 @given(st.dictionaries(words, values, min_size=1, max_size=4), st.sets(words, max_size=3))

@@ -52,13 +52,16 @@ def _add_import(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
         run_import,
         help="make a probe set of a data set",
         description="Make a probe set of a data set: the name of a ready recipe (gsm8k, math-500, aime-2024,\n"
-        "aime-2025, mmlu, mmlu-pro), owner/name on the Hugging Face hub, or a local parquet, JSONL or CSV file.\n"
+        "aime-2025, mmlu, mmlu-pro), owner/name on the Hugging Face hub, a folder with a downloaded data set, or a\n"
+        "local parquet, JSONL or CSV file.\n"
         "Rows whose answer cannot be checked exactly are listed with the reason.",
         example="routing-lab probes import questions.csv --question q --answer a --type integer -o probes.yaml",
     )
-    importer.add_argument("source", metavar="SOURCE", help="recipe, hub name or file")
+    importer.add_argument("source", metavar="SOURCE", help="recipe, hub name, folder or file")
     importer.add_argument("-o", "--output", type=Path, required=True, metavar="YAML")
     importer.add_argument("--recipe", metavar="NAME", help="read SOURCE by this ready recipe")
+    importer.add_argument("--config", metavar="NAME", help="configuration of a data set that has several")
+    importer.add_argument("--split", metavar="NAME", help="split of the data set (default: the recipe's, or train)")
     importer.add_argument("--question", metavar="COLUMN")
     importer.add_argument("--answer", metavar="COLUMN")
     importer.add_argument("--type", choices=ANSWER_TYPES, help="type of the answers")
@@ -167,12 +170,16 @@ def _recipe(args: argparse.Namespace) -> Recipe | None:
     """
     from dataclasses import replace
 
-    from routing_lab.probes.dataset import RECIPES, Recipe
+    from routing_lab.probes.dataset import RECIPES, Recipe, is_single_file
 
+    if (args.config or args.split) and is_single_file(args.source):
+        raise UsageError(f"{args.source} is a single file: --config and --split choose a part of a data set or folder")
     named = args.recipe or (args.source if args.source in RECIPES else None)
     if named is not None and named not in RECIPES:
         raise UsageError(f"unknown recipe {named!r}; ready ones: {', '.join(RECIPES)}")
     given = {
+        "config": args.config,
+        "split": args.split,
         "question": args.question,
         "answer": args.answer,
         "answer_type": args.type,

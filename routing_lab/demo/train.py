@@ -12,10 +12,14 @@ to use all its experts. Needs the extra ``train``.
 import argparse
 import json
 import math
+import os
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -236,6 +240,8 @@ def _record(job: Job, values: dict[str, object]) -> None:
 
 def _worker(worker: int, job: Job, shape: NetworkConfig, config: TrainingConfig) -> None:
     """Run one worker's part; the first one alone writes files."""
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(job.threads)
     if job.workers > 1:
         meeting = f"file://{(job.directory / 'workers').resolve()}"
@@ -258,6 +264,12 @@ def _worker(worker: int, job: Job, shape: NetworkConfig, config: TrainingConfig)
         run.seconds = time.monotonic() - started
         if worker == 0:
             _report(job, config, run, {"rate": rate, **losses})
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this worker when the process that started it is gone: its fellows would wait for ever for its part."""
+    parent.join()
+    os._exit(1)
 
 
 def _report(job: Job, config: TrainingConfig, run: _Run, losses: dict[str, float]) -> None:

@@ -11,7 +11,8 @@ __all__ = ["MAX_BLOCKS", "block_runs", "count_runs", "format_blocks", "parse_blo
 MAX_BLOCKS: Final = 4096
 """More blocks than any model has (llama.cpp stops at 512): bounds what a slip of the pen can make us build."""
 
-_RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", re.ASCII)
+# No leading zeros: 010 is 8 to some readers of YAML and 10 to others.
+_RANGE = re.compile(r"(0|[1-9]\d{0,8})(?:\s*-\s*(0|[1-9]\d{0,8}))?", re.ASCII)
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from routing_lab.errors import Problem, UserFileError
+from routing_lab.files import open_file
 from routing_lab.model.facts import ModelFacts
 
 __all__ = ["model_digest"]
@@ -18,7 +19,8 @@ def model_digest(facts: ModelFacts) -> str:
     """``sha256:`` and the SHA-256 of the model's files, one after the other; for one file it is what sha256sum prints.
 
     Reads every byte, so it takes as long as reading the model from disk, in constant memory. Within a process a file
-    that has kept its size and its time of change is read once. Raises ``UserFileError`` where a file cannot be read.
+    that has kept its size and its time of change is read once. Raises ``UserFileError`` where a file cannot be read or
+    has another size than it had before it was read.
     """
     return _digest(tuple(_identity(path) for path in facts.files))
 
@@ -36,13 +38,18 @@ def _digest(files: tuple[tuple[str, int, int, int], ...]) -> str:
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK_BYTES)
     window = memoryview(buffer)
-    for name, *_ in files:
+    for name, expected_bytes, *_ in files:
+        read_bytes = 0
         try:
-            with Path(name).open("rb", buffering=0) as file:
-                while size := file.readinto(buffer):
+            with open_file(Path(name), buffering=0) as file:
+                while size := file.readinto(buffer):  # type: ignore[attr-defined] # of every binary file
                     digest.update(window[:size])
+                    read_bytes += size
         except OSError as error:
             raise _unreadable(Path(name), error) from None
+        if read_bytes != expected_bytes:
+            what = f"changed while it was read: {read_bytes} bytes instead of {expected_bytes}"
+            raise UserFileError(name, [Problem("", what, "wait until nothing writes to it")])
     return f"sha256:{digest.hexdigest()}"
 
 

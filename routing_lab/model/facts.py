@@ -53,8 +53,8 @@ class ModelFacts:
 
     Blocks are numbered from 0 as stored. What a block *is* is decided from its tensors: ``routed_blocks`` have routed
     experts and a router and run in the main pass; ``mtp_blocks`` are stored but run only for drafting (multi-token
-    prediction); ``dense_blocks`` run in the main pass without routed experts. A block whose experts are looked up in
-    a fixed table is in none of the three: no schedule reaches it.
+    prediction); ``dense_blocks`` run in the main pass without routed experts. In none of the three are a block whose
+    experts are looked up in a fixed table (no schedule reaches it) and one that is counted but stores no tensor.
     """
 
     files: tuple[Path, ...]
@@ -147,7 +147,7 @@ def _read_shards(path: Path) -> list[tuple[Path, GgufHeader]]:
         what = f"says it is shard {number + 1} of {count}; its name should end in -{number + 1:05}-of-{count:05}.gguf"
         raise UserFileError(str(path), [Problem("split.count", what, "give the shards the names they were made with")])
     paths = [path.with_name(f"{match['prefix']}-{index + 1:05}-of-{count:05}.gguf") for index in range(count)]
-    missing = [Problem("", f"shard {shard.name} is missing") for shard in paths if not shard.is_file()]
+    missing = [Problem("", f"shard {shard.name} is missing") for shard in paths if not shard.exists()]
     if missing:
         raise UserFileError(str(path), missing)
     shards = []
@@ -203,8 +203,7 @@ class _Draft:
             self._problem("general.architecture", "is missing; this may be a GGUF file without a model")
         blocks = self._blocks()
         self._stop_at_problems()
-        mtp = self._mtp_blocks(blocks)
-        main = [block for block in range(blocks) if block not in mtp]
+        main, mtp = self._passes(blocks)
         experts = self._experts()
         routed = tuple(block for block in main if self._routes(block))
         used = self._experts_used(routed, experts, blocks)
@@ -215,7 +214,7 @@ class _Draft:
             name=self._text("general.name") or self.path.stem,
             architecture=self.architecture,
             blocks=blocks,
-            mtp_blocks=tuple(sorted(mtp)),
+            mtp_blocks=tuple(mtp),
             routed_blocks=routed,
             dense_blocks=tuple(block for block in main if not self._has(block, _ROUTED)),
             experts=experts,
@@ -244,10 +243,17 @@ class _Draft:
             self._problem("", "holds no blocks, so it is no language model")
         return blocks
 
-    def _mtp_blocks(self, blocks: int) -> set[int]:
-        """llama.cpp leaves the last ``nextn_predict_layers`` blocks out; where the key is lost, the tensors tell."""
+    def _passes(self, blocks: int) -> tuple[list[int], list[int]]:
+        """Blocks of the main pass, and those for multi-token prediction.
+
+        llama.cpp leaves the last ``nextn_predict_layers`` blocks out of the main pass; where the key is lost, the
+        tensors tell. Not every block that is left out predicts: a granite-switch model that llama.cpp has saved counts
+        its router's cache as such a block, which has no tensors, and so do files whose prediction block was cut off.
+        """
         told = min(self._count("nextn_predict_layers") or 0, blocks)
-        return set(range(blocks - told, blocks)) | {block for block in self.by_block if self._has(block, _NEXTN)}
+        left_out = set(range(blocks - told, blocks)) | {block for block in self.by_block if self._has(block, _NEXTN)}
+        main = [block for block in range(blocks) if block not in left_out]
+        return main, sorted(left_out & self.by_block.keys())
 
     def _experts(self) -> int:
         sizes = Counter(

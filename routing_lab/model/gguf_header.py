@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from routing_lab.files import open_file
+
 __all__ = ["CorruptHeaderError", "GgufHeader", "TensorInfo", "read_header"]
 
 MAX_METADATA: Final = 1 << 16
@@ -31,6 +33,8 @@ MAX_KEPT_TEXT_BYTES: Final = 1 << 20
 """Longer texts are skipped and kept as an empty text; the longest chat templates have 2**15 bytes."""
 MAX_KEPT_ARRAY: Final = 1 << 12
 """Longer arrays are skipped; per-block arrays have at most as many elements as llama.cpp has layers (512)."""
+MAX_KEPT_BYTES: Final = 1 << 24
+"""Most bytes of texts and arrays kept of one file: bounds memory where a sparse file claims thousands of long ones."""
 MAX_DIMENSIONS: Final = 4
 MAX_ELEMENTS: Final = (1 << 63) - 1
 DEFAULT_ALIGNMENT: Final = 32
@@ -67,8 +71,8 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of ``path``. Raises ``CorruptHeaderError``, or ``OSError`` where the file cannot be read."""
-    with path.open("rb") as file:
+    """The header of ``path``. Raises ``CorruptHeaderError``, or ``OSError`` where it cannot be read or is no file."""
+    with open_file(path) as file:
         size_bytes = file.seek(0, 2)
         file.seek(0)
         reader = _Reader(file, size_bytes)
@@ -86,6 +90,7 @@ class _Reader:
         self.size_bytes = size_bytes
         self.position = 0
         self.texts_left = MAX_TEXTS
+        self.kept_left = MAX_KEPT_BYTES
 
     def take(self, size: int, what: str) -> bytes:
         self._claim(size, what)
@@ -93,6 +98,13 @@ class _Reader:
         if len(raw) != size:  # the file shrank while it was read
             raise CorruptHeaderError(f"ends within {what}")
         return raw
+
+    def keep(self, size: int, what: str) -> bytes:
+        """``take`` for values that stay in memory: all of them together are bounded."""
+        self.kept_left -= size
+        if self.kept_left < 0:
+            raise CorruptHeaderError(f"holds more than {MAX_KEPT_BYTES} bytes of metadata up to {what}")
+        return self.take(size, what)
 
     def skip(self, size: int, what: str) -> None:
         self._claim(size, what)
@@ -116,7 +128,7 @@ class _Reader:
         if length > MAX_KEPT_TEXT_BYTES:
             self.skip(length, what)
             return ""
-        return self.take(length, what).decode("utf-8", errors="replace")
+        return self.keep(length, what).decode("utf-8", errors="replace")
 
     def skip_texts(self, count: int, what: str) -> None:
         if count > self.texts_left:
@@ -183,7 +195,7 @@ def _read_array(reader: _Reader, what: str) -> object:
     if count > MAX_KEPT_ARRAY:
         reader.skip(size, what)
         return None
-    return struct.unpack(f"<{count}{_SCALARS[kind][1]}", reader.take(size, what))
+    return struct.unpack(f"<{count}{_SCALARS[kind][1]}", reader.keep(size, what))
 
 
 def _alignment(metadata: Mapping[str, object]) -> int:

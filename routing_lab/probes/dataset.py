@@ -1,8 +1,8 @@
 """Make a probe set out of a data set: a recipe says which columns hold what, a seed says which rows are taken.
 
-Sources are data sets on the Hugging Face hub (through ``datasets``, imported only when rows are read) and local
-parquet, JSON-lines and CSV files. A row becomes a probe only if its answer can be checked exactly; every row that does
-not is listed with the reason.
+Sources are data sets on the Hugging Face hub (through ``datasets``, imported only when rows are read), folders that
+hold a downloaded one, and local parquet, JSON-lines and CSV files. A row becomes a probe only if its answer can be
+checked exactly; every row that does not is listed with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from routing_lab.answers import AnswerType
 from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.probes.probeset import Extract, Probe, ProbeSet, PromptStyle, Split
 
-__all__ = ["MAX_FIELD_CHARACTERS", "RECIPES", "DatasetImport", "Recipe", "Rejection", "import_probes", "load_rows"]
+__all__ = [
+    "MAX_FIELD_CHARACTERS",
+    "RECIPES",
+    "DatasetImport",
+    "Recipe",
+    "Rejection",
+    "import_probes",
+    "is_single_file",
+    "load_rows",
+]
 
 MAX_FIELD_CHARACTERS = 20_000
 """Longest question or answer field that is looked at; it also bounds what a user's own regular expression runs over."""
@@ -44,7 +53,8 @@ class Recipe:
 
     Args:
         name: Short name; the default name of the probe set, and the start of its ids.
-        hub: Data set on the Hugging Face hub, as ``owner/name``; ``config`` and ``split`` say which part of it.
+        hub: Data set on the Hugging Face hub, as ``owner/name``; ``config`` and ``split`` say which part of it (or of a
+            folder; a single file has no parts).
         question: Column with the question.
         answer: Column with the answer: a text, a number, or for ``choices`` also the 0-based place of the right one.
         answer_type: Type of the answer; ``places`` goes with ``decimal``.
@@ -203,7 +213,7 @@ def import_probes(
     gate_share: float = 0.5,
     name: str | None = None,
 ) -> DatasetImport:
-    """Make a probe set from ``source``: the name of a ready recipe, ``owner/name`` on the hub, or a local file.
+    """Make a probe set from ``source``: the name of a ready recipe, ``owner/name`` on the hub, a folder or a file.
 
     Rows are taken in an order drawn with ``seed`` until ``limit`` probes are found (``None``: all rows). The first
     ``gate_share`` of them, rounded up, become the gate, the rest the holdout. ``recipe`` is needed for everything but
@@ -229,10 +239,11 @@ def import_probes(
         kinds = "; ".join(sorted({rejection.reason for rejection in rejections})[:5]) or "it has no rows"
         raise UserFileError(source, [Problem("", f"no row of {len(rows)} gives a probe: {kinds}")])
     in_gate = math.ceil(gate_share * len(probes))
+    part = {} if is_single_file(source) else {"config": recipe.config, "split": recipe.split}
     origin = {
-        "data set": source if source in RECIPES or Path(source).suffix else recipe.hub or source,
+        "data set": source,
         "recipe": recipe.name,
-        "split": recipe.split,
+        **{name: value for name, value in part.items() if value is not None},
         "seed": seed,
         "rows": len(rows),
         "examined": examined,
@@ -375,8 +386,10 @@ _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json":
 def load_rows(source: str, recipe: Recipe) -> list[Row]:
     """All rows of ``source``, with the recipe's columns. Raises as ``import_probes``."""
     path = Path(source)
-    if path.suffix.lower() in _FORMATS or (path.exists() and source not in RECIPES):
+    if is_single_file(source):
         return _local_rows(path, recipe)
+    if path.is_dir() and source not in RECIPES:
+        return _folder_rows(path, recipe)
     hub = RECIPES[source].hub if source in RECIPES else source
     if hub is None or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub, re.ASCII):
         raise UsageError(
@@ -384,6 +397,29 @@ def load_rows(source: str, recipe: Recipe) -> list[Row]:
             f"owner/name on the hub, or one of {', '.join(RECIPES)}"
         )
     return _hub_rows(hub, recipe)
+
+
+def is_single_file(source: str) -> bool:
+    """Whether ``source`` names a file of rows: one that has no configurations and no splits."""
+    path = Path(source)
+    if path.is_dir():
+        return False
+    return path.suffix.lower() in _FORMATS or (path.exists() and source not in RECIPES)
+
+
+def _folder_rows(path: Path, recipe: Recipe) -> list[Row]:
+    """Rows of a folder as ``datasets`` understands it: the copy of a hub's repository, or files named after splits."""
+    with _quiet_datasets() as datasets:
+        import pyarrow as pa
+
+        try:
+            table = datasets.load_dataset(str(path), recipe.config, split=recipe.split, streaming=True)
+            rows: list[Row] = [dict(row) for row in table]
+        except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+            what = f"cannot be read as a data set: {_first_line(error)}"
+            raise UserFileError(str(path), [Problem("", what, "choose with --config and --split")]) from None
+    _check_columns(str(path), rows, recipe)
+    return rows
 
 
 def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
@@ -402,7 +438,7 @@ def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
             rows: list[Row] = [dict(row) for row in table]
         except StopIteration:  # how the library ends on a JSON file without a line
             raise UserFileError(str(path), [Problem("", "has no rows")]) from None
-        except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, csv.Error, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
             raise UserFileError(str(path), [Problem("", f"cannot be read as {kind}: {_first_line(error)}")]) from None
     _check_columns(str(path), rows, recipe)
     return rows
@@ -428,7 +464,7 @@ def _hub_rows(hub: str, recipe: Recipe) -> list[Row]:
         except (ConnectionError, TimeoutError) as error:
             raise UsageError(
                 f"the Hugging Face hub cannot be reached for {hub}: {_first_line(error)}; download the data set on a "
-                "machine that is online and give its parquet file instead"
+                "machine that is online and give its folder or a parquet file of it instead"
             ) from None
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise UsageError(f"{hub} cannot be loaded from the hub: {_first_line(error)}") from None

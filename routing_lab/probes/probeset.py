@@ -25,9 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import yaml
+
 from routing_lab.answers import AnswerType, validate_expected
 from routing_lab.errors import Problem, UserFileError
-from routing_lab.yamlfile import Fields, render_yaml
+from routing_lab.yamlfile import Fields, parse_yaml, render_yaml
 
 __all__ = ["DEFAULT_MAX_TOKENS", "Extract", "Probe", "ProbeSet", "PromptStyle", "Split"]
 
@@ -245,8 +247,22 @@ def _set_faults(header: Mapping[str, Any]) -> Iterator[Fault]:
     if not all(header["stop"]):
         yield "stop", "has an empty text, at which every completion would end", "leave it out"
     yield from _character_faults("stop", *header["stop"])
+    if not _survives_its_file(header["source"]):
+        yield "source", "holds what a file cannot give back", "use texts, finite numbers, lists and mappings of them"
     if isinstance(header["items"], Sequence) and not header["items"]:
         yield "items", "is empty", "a set needs at least one probe"
+
+
+def _survives_its_file(source: object) -> bool:
+    """Whether a free-form section comes back from YAML as it is (a tuple, a NaN or an object does not)."""
+    if not isinstance(source, Mapping) or not all(isinstance(key, str) for key in source):
+        return False
+    try:
+        written = render_yaml({"source": dict(source)})
+        written.encode()
+        return parse_yaml(written, "source") == {"source": source}
+    except (yaml.YAMLError, UserFileError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _item_faults(asked: Sequence[tuple[str, str]]) -> Iterator[Fault]:

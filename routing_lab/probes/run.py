@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from routing_lab.answers import Judge, Status
-from routing_lab.errors import RuntimeFailureError
+from routing_lab.errors import RuntimeFailureError, UsageError
 from routing_lab.probes.probeset import Probe, ProbeSet
 from routing_lab.runtime.base import Generation, Runtime
 
@@ -14,6 +14,7 @@ __all__ = [
     "KEPT_CHARACTERS",
     "MAX_CONSECUTIVE_ERRORS",
     "Outcome",
+    "decoded",
     "judged",
     "rendered_prompt",
     "run_probe",
@@ -81,6 +82,7 @@ def run_probes(
 
     Raises:
         ValueError: ``stop_after_failures`` is not positive.
+        UsageError: The runtime cannot take a prompt, for instance because it fills the context; the probe is named.
     """
     if stop_after_failures is not None and stop_after_failures < 1:
         raise ValueError(f"stop_after_failures must be positive or None, got {stop_after_failures}")
@@ -120,11 +122,20 @@ def thinking_is_open(rendered: str, user: str = "") -> bool:
 def run_probe(runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, *, margins: bool = False) -> Outcome:
     """Decode one probe and judge the completion; the loss of the model's process is an outcome too."""
     try:
-        prompt = rendered_prompt(runtime, probe_set, probe)
-        generation = runtime.generate(prompt, max_tokens=probe_set.budget(probe), stop=probe_set.stop, margins=margins)
+        prompt, generation = decoded(runtime, probe_set, probe, margins=margins)
     except RuntimeFailureError as failure:
         return runtime_error(probe, failure)
     return judged(probe_set, probe, prompt, generation, judge)
+
+
+def decoded(runtime: Runtime, probe_set: ProbeSet, probe: Probe, *, margins: bool) -> tuple[str, Generation]:
+    """The rendered prompt of a probe and its completion. Raises ``UsageError`` where the prompt does not fit."""
+    try:
+        prompt = rendered_prompt(runtime, probe_set, probe)
+        budget = probe_set.budget(probe)
+        return prompt, runtime.generate(prompt, max_tokens=budget, stop=probe_set.stop, margins=margins)
+    except UsageError as error:  # most often a prompt that is longer than the context
+        raise UsageError(f"probe {probe.id}: {error}; give a larger --context, or change the prompt") from None
 
 
 def judged(probe_set: ProbeSet, probe: Probe, prompt: str, generation: Generation, judge: Judge) -> Outcome:

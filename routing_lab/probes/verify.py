@@ -25,8 +25,8 @@ from routing_lab.probes.probeset import Probe, ProbeSet
 from routing_lab.probes.run import (
     MAX_CONSECUTIVE_ERRORS,
     Outcome,
+    decoded,
     judged,
-    rendered_prompt,
     run_probe,
     runtime_error,
 )
@@ -149,8 +149,7 @@ def _decoded(
     runtime: Runtime, probe_set: ProbeSet, probe: Probe, judge: Judge, kept: dict[str, tuple[str, Generation]]
 ) -> Outcome:
     try:
-        prompt = rendered_prompt(runtime, probe_set, probe)
-        generation = runtime.generate(prompt, max_tokens=probe_set.budget(probe), stop=probe_set.stop, margins=True)
+        prompt, generation = decoded(runtime, probe_set, probe, margins=True)
     except RuntimeFailureError as failure:
         return runtime_error(probe, failure)
     kept[probe.id] = (prompt, generation)

@@ -1,12 +1,14 @@
-"""The model's own process: ``python -m routing_lab.runtime.llama_child FD`` answers the requests of ``channel``.
+"""The model's own process: ``python -m routing_lab.runtime.llama_child FD TIE`` answers the requests of ``channel``.
 
 libllama ends its process on a failed assertion, so the model lives here and the lab survives it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,13 +21,13 @@ from routing_lab.runtime import channel
 from routing_lab.runtime.engine import Engine, LoadSpec
 
 _PARENT_CHECK_S = 1.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def watch(connection: Connection, requests: queue.SimpleQueue[channel.Message]) -> None:
     """Hand requests on, and end the process at once when the lab is gone, whatever libllama is doing.
 
     The end of the line tells so, and the change of the parent's id does where a forked process still holds the line.
-    (The kernel's parent-death signal would not do: it comes when the *thread* that started this process ends.)
     """
     parent = os.getppid()
     try:
@@ -35,6 +37,15 @@ def watch(connection: Connection, requests: queue.SimpleQueue[channel.Message]) 
     except (EOFError, OSError):
         pass  # the lab closed the line
     os._exit(0)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, also while this process is stopped.
+
+    Only for a process that the lab's first thread started, whose end is the lab's own. A process that another thread
+    started and that is stopped (SIGSTOP) when the lab is killed stays until somebody lets it go on.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Server:
@@ -88,8 +99,10 @@ class Server:
             return {"error": {"kind": next(kinds, "failure"), "message": str(error)}}
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket ``descriptor`` until its other end closes."""
+def main(descriptor: int, tie: str) -> None:
+    """Serve the socket ``descriptor`` until its other end closes; ``tie`` is ``parent`` for ``end_with_parent``."""
+    if tie == "parent":
+        end_with_parent()
     connection = Connection(descriptor)
     requests: queue.SimpleQueue[channel.Message] = queue.SimpleQueue()
     threading.Thread(target=watch, args=(connection, requests), daemon=True).start()
@@ -99,4 +112,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -58,6 +58,11 @@ def _environment(library_dir: Path | None) -> dict[str, str]:
     return environment
 
 
+def _is_first_thread() -> bool:
+    """Whether the calling thread is the one that the process began with: it lasts as long as the process."""
+    return threading.get_native_id() == os.getpid()
+
+
 class ModelProcess:
     """One child process and the line to it.
 
@@ -71,7 +76,7 @@ class ModelProcess:
             # -P keeps the working directory out of the child's import path.
             command = [sys.executable, "-P", "-X", "faulthandler", "-m", "routing_lab.runtime.llama_child"]
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
+                [*command, str(theirs.fileno()), "parent" if _is_first_thread() else "line"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

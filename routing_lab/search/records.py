@@ -6,8 +6,11 @@ So a record is either complete or absent, and a reader never has to guess.
 
 from __future__ import annotations
 
+import functools
+import types
+import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -55,7 +58,7 @@ class TrialRecord:
     """One schedule and what is known about it: a screening result, never a validated one.
 
     ``speed`` of ``None`` means that it was not measured, and ``speed_skipped`` says why that was not worth it.
-    ``verdict`` is ``undecided`` where the gate did not run, and ``gate_skipped`` then says why it was not worth running.
+    ``verdict`` is ``undecided`` where the gate did not run, and ``gate_skipped`` then says why that was not worth it.
     ``attested`` are the counts that were read back from the graph before the gate, written as ``schedule.key``.
     ``error`` is what the runtime said of its failure.
     """
@@ -117,13 +120,14 @@ class TrialRecord:
     @classmethod
     def from_dict(cls, number: int, data: Mapping[str, Any]) -> TrialRecord:
         """Inverse of ``to_dict``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` on a damaged record."""
-        return cls(
+        key = _typed("key", str, data["key"])
+        record = cls(
             number=number,
             ending=Ending(data["ending"]),
-            schedule=Schedule.from_counts(data["name"], parse_experts(data["key"])),
-            key=data["key"],
+            schedule=Schedule.from_counts(_typed("name", str, data["name"]), parse_experts(key)),
+            key=key,
             origin=data["origin"],
-            speed=None if data["speed"] is None else SpeedRatio.from_dict(data["speed"]),
+            speed=None if data["speed"] is None else _speed(data["speed"]),
             verdict=_verdict(data["verdict"]),
             gate_skipped=data["gate_skipped"],
             outcomes=tuple(_outcome(row) for row in data["outcomes"]),
@@ -132,6 +136,8 @@ class TrialRecord:
             error=data["error"],
             speed_skipped=data["speed_skipped"],
         )
+        _check_types(record)
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +180,15 @@ class BaselineRecord:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BaselineRecord:
         """Inverse of ``to_dict``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` on a damaged record."""
-        return cls(
+        record = cls(
             key=data["key"],
-            speed=SpeedRatio.from_dict(data["speed"]),
+            speed=_speed(data["speed"]),
             verdict=_verdict(data["verdict"]),
             outcomes=tuple(_outcome(row) for row in data["outcomes"]),
             calibration=None if data["calibration"] is None else Calibration(**data["calibration"]),
         )
+        _check_types(record)
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,3 +277,48 @@ def _verdict(data: Mapping[str, Any]) -> Verdict:
             "excused": tuple(fields["excused"]),
         }
     )
+
+
+def _speed(data: Mapping[str, Any]) -> SpeedRatio:
+    for name in ("candidate_rates", "baseline_rates"):
+        for rate in data[name]:
+            _typed(name, float, rate)
+    _typed("confidence", float, data["confidence"])
+    if not 0 < data["confidence"] < 1:
+        raise ValueError(f"confidence is {data['confidence']}")
+    try:
+        return SpeedRatio.from_dict(data)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_types(record: Any) -> None:  # noqa: ANN401 - a frozen value with fields of plain types
+    """See that every field has its type, in the values it is made of too: JSON keeps whatever was written over it."""
+    of: Any = type(record)
+    for name, kind in _field_types(of).items():
+        value = getattr(record, name)
+        optional = typing.get_origin(kind) is types.UnionType
+        if optional:
+            kind = next(part for part in typing.get_args(kind) if part is not type(None))  # noqa: PLW2901
+        if not (optional and value is None):
+            items = value if typing.get_origin(kind) is tuple else (value,)
+            item_kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+            for item in items:
+                _check_item(name, item_kind, item)
+
+
+def _check_item(name: str, kind: Any, item: Any) -> None:  # noqa: ANN401 - as _check_types
+    if kind not in {Schedule, SpeedRatio}:  # these check themselves
+        _typed(name, kind, item)
+        if is_dataclass(kind):
+            _check_types(item)
+
+
+def _typed(name: str, kind: Any, value: Any) -> Any:  # noqa: ANN401 - as _check_types
+    """``value``. Raises ``TypeError`` where it is not of type ``kind``; whole numbers are floats too, bools are not."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError(f"{name} is {value!r:.60}")
+
+
+_field_types = functools.cache(typing.get_type_hints)

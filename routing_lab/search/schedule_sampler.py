@@ -1,8 +1,8 @@
 """A sampler made for schedules: it proposes what is probably faster than the best accepted one and probably passes.
 
 Two models of ``surrogate`` learn from every trial: the time of a token, and the odds that a probe fails. The worth of a
-point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. No rule of
-thumb is in it: which blocks matter is what the trials say.
+point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. No
+rule of thumb is in it: which blocks matter is what the trials say.
 
 A trial tells what it found in the user attribute ``EVIDENCE``, beside its value and its constraint, which is all that
 Optuna's own samplers read. A space of up to ``ENUMERABLE`` points is looked at whole. In a larger one the points are

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 
 from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.files import open_file, what_it_is
 from routing_lab.search.records import SCHEMA, BaselineRecord, StudyRecord, TrialRecord
 
 __all__ = [
@@ -60,6 +62,8 @@ _URL: Final = "sqlite:///"
 _STUDY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HEADER: Final = b"SQLite format 3\0"
 
+_DAMAGED: Final = "restore it from a copy, or take another file with --storage"
+
 # What SQLite says -> what it means and the way out. The first match counts.
 _SQLITE_PROBLEMS: Final = (
     ("locked", "is locked by another process", "end that process, or take another file with --storage"),
@@ -67,7 +71,7 @@ _SQLITE_PROBLEMS: Final = (
     ("disk i/o error", "cannot be written: input/output error", "check the disk; results are saved"),
     ("readonly", "cannot be written", "check its permissions and those of its folder"),
     ("unable to open", "cannot be opened", "check that its folder exists and may be written"),
-    ("malformed", "is damaged", "restore it from a copy, or take another file with --storage"),
+    ("malformed", "is damaged", _DAMAGED),
     ("not a database", "is no SQLite database", "take another file with --storage"),
     ("no such table", "is no Optuna storage", "take another file with --storage"),
     ("no such column", "was made by another version of Optuna", "optuna storage upgrade --storage, or another file"),
@@ -155,11 +159,10 @@ def _check_file(path: Path, *, create: bool) -> None:
         if create:
             return
         raise UserFileError(str(path), [Problem("", "there is no such storage", "name the one that search wrote")])
-    if path.is_dir():
-        raise UserFileError(str(path), [Problem("", "is a folder", "name a file, for instance studies.db in it")])
+    _refuse_no_file(path)
     with reporting_storage_errors(path):
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 head = file.read(len(_HEADER))
         except OSError as error:
             raise UserFileError(str(path), [Problem("", f"cannot be read: {error.strerror}")]) from None
@@ -170,6 +173,13 @@ def _check_file(path: Path, *, create: bool) -> None:
         tables = _tables(path)
     if (tables and "studies" not in tables) or not (tables or create):
         raise UserFileError(str(path), [_sqlite_problem("no such table")])
+
+
+def _refuse_no_file(path: Path) -> None:
+    """Refuse a folder, a pipe or a device before anything is written to it or beside it."""
+    with suppress(OSError):  # what is not there can be made, and what cannot be looked at fails where it is opened
+        if kind := what_it_is(path):
+            raise UserFileError(str(path), [Problem("", f"is {kind}", "name a file, for instance runs/studies.db")])
 
 
 def _tables(path: Path) -> set[str]:
@@ -188,21 +198,25 @@ def study_lock(storage: Path | str, study: str) -> Iterator[None]:
 
     Raises:
         UsageError: Another process holds it.
-        UserFileError: The lock cannot be written beside the storage.
+        UserFileError: The storage is no file, or its lock cannot be written beside it.
     """
     path = storage_path(storage)
+    _refuse_no_file(path)
     lock = path.with_name(f"{path.name}-{study}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UserFileError(str(lock), [Problem("", f"cannot be written: {error.strerror}")]) from None
+        what = f"cannot be locked: nothing can be written beside it ({error.strerror})"
+        raise UserFileError(str(path), [Problem("", what, "take another file with --storage")]) from None
     try:
         if not _is_locked(handle, lock):
             raise UsageError(f"another process is running study {study} in {path}; wait for it, or give --study")
-        yield
-        with suppress(OSError):
-            lock.unlink()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
     finally:
         os.close(handle)
 
@@ -252,6 +266,8 @@ def read_study(study: optuna.Study, path: Path) -> StudyRecord:
     head = _checked(attributes.get(STUDY), f"study {study.study_name}", path)
     try:
         baseline = attributes.get(BASELINE)
+        if not all(isinstance(head[key], dict) for key in ("identity", "facts", "settings")):
+            raise TypeError("identity, facts and settings are mappings")  # noqa: TRY301 - reported as the others
         return StudyRecord(
             name=study.study_name,
             storage=str(path),
@@ -305,11 +321,28 @@ def _damaged(where: str, path: Path, error: Exception) -> UserFileError:
 
 @contextmanager
 def reporting_storage_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite, SQLAlchemy and Optuna raise about the file into ``UserFileError``."""
+    """Turn what SQLite, SQLAlchemy and Optuna raise about the file into ``UserFileError``.
+
+    Of a value that they do not expect (an unknown state, half a JSON text) they raise whatever the line that stumbled
+    over it raises, so that an exception of theirs is told from one of ours by where it comes from.
+    """
     try:
         yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, AttributeError) as error:
+        if not _is_of_the_storage(error):
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        what = f"is damaged ({type(error).__name__}: {first:.200})"
+        raise UserFileError(str(path), [Problem("", what, _DAMAGED)]) from error
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
         raise UserFileError(str(path), [_sqlite_problem(_innermost(error))]) from error
+
+
+def _is_of_the_storage(error: BaseException) -> bool:
+    """Whether the code that failed reads the storage: the innermost frame that is ours, Optuna's or SQLAlchemy's."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    known = [name for name in modules if name.partition(".")[0] in {"routing_lab", "optuna", "sqlalchemy"}]
+    return bool(known) and known[-1].startswith(("optuna.storages", "optuna.distributions", "sqlalchemy"))
 
 
 def _innermost(error: BaseException) -> str:

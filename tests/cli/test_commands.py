@@ -171,6 +171,27 @@ def test_probes_import_writes_a_set_and_lists_what_it_left_out(
     assert len(ProbeSet.load(output).items) == 3
     assert "--type" in fails(capsys, 2, *argv[:-2])
     assert "missing" in fails(capsys, 3, "probes", "import", tmp_path / "missing.csv", *argv[3:])
+    for option in ("--config", "--split"):
+        assert "is a single file" in fails(capsys, 2, *argv, option, "main")
+
+
+def test_probes_import_takes_the_part_of_a_folder_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = tmp_path / "data", tmp_path / "probes.yaml"
+    for config, split, rows in (("a", "train", 1), ("a", "test", 2), ("b", "test", 3)):
+        (folder / config).mkdir(parents=True, exist_ok=True)
+        lines = "".join(f'{{"q": "{i}+1=?", "a": "{i + 1}"}}\n' for i in range(rows))
+        (folder / config / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    names = "".join(f"- config_name: {config}\n  data_dir: {config}\n" for config in "ab")
+    (folder / "README.md").write_text(f"---\nconfigs:\n{names}---\n", encoding="utf-8")
+    argv = ["probes", "import", folder, "-o", output, "--question", "q", "--answer", "a", "--type", "integer"]
+    for config, split, rows in (("a", "test", 2), ("b", "test", 3)):
+        _, result = run_json(capsys, *argv, "--config", config, "--split", split)
+        assert isinstance(result, dict)
+        assert result["rows"] == rows
+        assert ProbeSet.load(output).source["config"] == config
+    assert "--config" in fails(capsys, 3, *argv)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ def test_whole_numbers_of_a_column_with_fractions_stay_whole(tmp_path: Path) -> 
         ("rows.csv", "q,q\n1,2\n", "name every column"),
         ("rows.csv", "", "name every column"),
         ("rows.csv", b"q,a\n\xff\xfe,1\n", "cannot be read as csv"),
+        ("rows.csv", "q," + "a" * 200_000 + "\n1,2\n", "cannot be read as csv"),
         ("rows.txt", "q a", "has no known ending"),
         ("rows.jsonl", None, "is no file"),
         ("rows.jsonl", "", "has no rows"),
@@ -133,6 +135,56 @@ def test_rows_of_the_hub_go_the_same_way_as_local_ones(monkeypatch: pytest.Monke
     (probe,) = import_probes("gsm8k").probe_set.items
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
     assert (probe.id, probe.answer, probe.type) == ("gsm8k-00000", "1,234", "integer")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set as its repository holds it: two configurations, one with two splits."""
+    root = tmp_path / "downloaded"
+    for name, rows in {"easy/train": 3, "easy/test": 2, "hard/train": 1}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        parquet(root / name.split("/")[0], sums(rows), f"{name.split('/')[1]}.parquet")
+    configs = "".join(f"- config_name: {name}\n  data_dir: {name}\n" for name in ("easy", "hard"))
+    (root / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(("config", "split", "rows"), [("easy", "train", 3), ("easy", "test", 2), ("hard", "train", 1)])
+def test_a_folder_is_read_by_configuration_and_split(folder: Path, config: str, split: str, rows: int) -> None:
+    done = import_probes(str(folder), replace(PLAIN, config=config, split=split))
+    assert len(done.probe_set.items) == rows
+    source = done.probe_set.source
+    assert (source["data set"], source["config"], source["split"]) == (str(folder), config, split)
+
+
+def test_a_part_that_a_folder_does_not_have_is_named_with_the_way_out(folder: Path) -> None:
+    for part in ({"config": "hardest"}, {"config": "easy", "split": "exam"}, {}):
+        with pytest.raises(UserFileError, match=r"downloaded: cannot be read as a data set: .*--config and --split"):
+            import_probes(str(folder), replace(PLAIN, **part))
+    (folder / "empty").mkdir()
+    with pytest.raises(UserFileError, match="empty: cannot be read as a data set"):
+        import_probes(str(folder / "empty"), PLAIN)
+
+
+def test_the_set_says_which_part_of_which_source_it_was_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    rows = [{"question": "How many?", "answer": "#### 4"}]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_args, **_options: datasets.Dataset.from_list(rows))
+    source = import_probes("other/copy", replace(RECIPES["gsm8k"], split="train")).probe_set.source
+    assert (source["data set"], source["config"], source["split"]) == ("other/copy", "main", "train")
+    monkeypatch.undo()
+    assert not {"config", "split"} & import_probes(jsonl(tmp_path, sums(1)), PLAIN).probe_set.source.keys()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, nonfile, kind: str) -> None:
+    path = tmp_path / "rows.parquet"
+    path.symlink_to(nonfile(kind))
+    with pytest.raises(UserFileError, match="is no file"):
+        import_probes(str(path), PLAIN)
 
 
 def test_a_missing_column_is_named_beside_those_that_are_there(tmp_path: Path) -> None:

@@ -328,3 +328,29 @@ def test_a_set_cannot_ask_a_question_twice() -> None:
     probe = small().items[0]
     with pytest.raises(UserFileError, match=r"items\[1\]\.prompt"):
         small(items=(probe, replace(probe, id="again", split="holdout")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"a": (1, 2)},
+        {"a": {1, 2}},
+        {"a": Path("x")},
+        {"a": float("nan")},
+        {7: "x"},
+        {"a": "\ud800"},
+        {"a": 10**5000},
+        [1],
+    ],
+    ids=lambda source: ascii(source)[:20] if "a" not in source or source["a"] != 10**5000 else "huge",
+)
+def test_a_source_that_a_file_cannot_give_back_is_refused_in_code(source: object) -> None:
+    item = Probe("a", "1+1=?", "2", "integer")
+    with pytest.raises(UserFileError, match="source: holds what a file cannot give back"):
+        ProbeSet(name="x", items=(item,), source=source)  # type: ignore[arg-type]
+
+
+def test_a_source_of_plain_values_survives() -> None:
+    source = {"script": "make.py", "seed": 7, "share": 0.5, "parts": [{"a": None, "b": True}], "1e5": "1e5", "": "\n"}
+    written = ProbeSet(name="x", items=(Probe("a", "1+1=?", "2", "integer"),), source=source)
+    assert ProbeSet.from_yaml(written.to_yaml()).source == source

@@ -81,6 +81,12 @@ def test_outcomes_are_those_of_the_probes_in_order_up_to_the_stop(kinds, stop_af
         assert len(failed) == stop_after or died == [True] * MAX_CONSECUTIVE_ERRORS
 
 
+def test_a_prompt_that_does_not_fit_is_named_by_its_probe_with_the_way_out() -> None:
+    runtime = Scripted(["Answer: 0", UsageError("the prompt has 5000 tokens and leaves no room in a context of 4096")])
+    with pytest.raises(UsageError, match=r"^probe p1: the prompt has 5000 tokens .* give a larger --context"):
+        run(runtime, sums(2))
+
+
 def test_an_outcome_keeps_what_the_runtime_and_the_judge_said() -> None:
     (outcome,) = run(Scripted(["so\nAnswer: 0"]), sums(1), margins=True)
     assert (outcome.status, outcome.extracted, outcome.reason, outcome.text) == (

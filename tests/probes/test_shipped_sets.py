@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import runpy
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,9 +22,15 @@ FOLDER = Path(__file__).parent.parent.parent / "probes"
 SETS = [*sorted(FOLDER.glob("*.yaml")), probes_path()]
 
 
-@pytest.mark.parametrize("script", ["make_everyday.py", "make_hard_five.py"])
-def test_a_set_is_what_its_script_writes(script: str) -> None:
-    assert subprocess.run([sys.executable, FOLDER / script, "--check"], check=False).returncode == 0
+def test_the_sets_are_what_their_script_makes_and_a_difference_is_named(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, FOLDER / "make.py", "--check"], check=False).returncode == 0
+    copy = shutil.copytree(FOLDER, tmp_path / "probes")
+    with (copy / "hard-five.yaml").open("a", encoding="utf-8") as file:
+        file.write("# by hand\n")
+    done = subprocess.run([sys.executable, copy / "make.py", "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "hard-five.yaml is not what make_hard_five.py makes\n")
+    assert subprocess.run([sys.executable, copy / "make.py"], check=False).returncode == 0
+    assert (copy / "hard-five.yaml").read_bytes() == (FOLDER / "hard-five.yaml").read_bytes()
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)

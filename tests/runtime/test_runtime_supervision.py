@@ -122,16 +122,32 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_the_process_does_not_outlive_a_killed_parent(model: Path, state: str) -> None:
     command = [sys.executable, "-c", PARENT, str(model), state]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         time.sleep(0.5)
         assert not gone(child)
+        if state == "stopped":
+            os.kill(child, signal.SIGSTOP)
         parent.kill()
         parent.wait()
         assert wait_until(lambda: gone(child))
+
+
+def test_the_process_outlives_the_thread_that_started_it(model: Path) -> None:
+    started: list[LlamaRuntime] = []
+    thread = threading.Thread(
+        target=lambda: started.append(LlamaRuntime(model, RuntimeOptions(context_tokens=256, threads=1)))
+    )
+    thread.start()
+    thread.join()
+    with started[0] as runtime:
+        first = runtime.process_id
+        runtime.apply(Schedule.baseline(runtime.facts))
+        assert runtime.generate("7", max_tokens=2).tokens >= 1
+        assert runtime.process_id == first
 
 
 def test_closing_ends_the_process_and_a_later_call_starts_another(runtime: LlamaRuntime) -> None:

@@ -139,3 +139,30 @@ def test_a_record_that_lacks_a_field_is_refused(key: str) -> None:
     del stored[key]
     with pytest.raises(KeyError):
         TrialRecord.from_dict(0, stored)
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path] * bool(path) + [place for key, value in inner for place in places(value, (*path, key))]
+
+
+@given(
+    records(),
+    st.data(),
+    st.sampled_from([None, True, -1, 10**400, 1.5, float("nan"), "", "x", "0:1", [], {}, [[1]], [None] * 6, {"a": 1}]),
+)
+def test_a_record_with_anything_written_over_a_value_is_read_whole_or_refused(
+    record: TrialRecord, data: st.DataObject, hostile: object
+) -> None:
+    stored = json.loads(json.dumps(record.to_dict()))
+    *parents, last = data.draw(st.sampled_from(places(stored)))
+    part = stored
+    for key in parents:
+        part = part[key]
+    part[last] = hostile
+    try:
+        read = TrialRecord.from_dict(record.number, stored)
+    except (KeyError, TypeError, ValueError):
+        return
+    json.dumps(read.to_dict())
+    assert all(type(outcome.probe) is str and type(outcome.tokens) is int for outcome in read.outcomes)

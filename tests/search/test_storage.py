@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fakelab import make_facts, make_probes, make_runtime, make_space
 from routing_lab.errors import UsageError, UserFileError
 from routing_lab.measure import MeasureSettings
 from routing_lab.search import StudySettings, load_study, run_study, study_names
-from routing_lab.search.storage import TRIAL, open_storage, storage_path, study_lock
+from routing_lab.search.storage import TRIAL, open_storage, reporting_storage_errors, storage_path, study_lock
 
 SETTINGS = StudySettings(trials=3, measure=MeasureSettings(rounds=6, tokens=8), sampler="random")
 
@@ -116,6 +118,62 @@ def test_a_damaged_record_is_one_clear_error(storage: Path, table: str, where: s
         load_study(storage)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder, and a storage with a finished study in it, all in one file."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder, folder / "studies.db")
+    gc.collect()  # Optuna closes its connections when they are collected
+    with closing(sqlite3.connect(folder / "studies.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return folder, folder / "studies.db"
+
+
+@pytest.mark.parametrize("value", [None, "garbage", "[1", 10**15])
+@pytest.mark.parametrize(
+    "column",
+    [
+        "trials.state",
+        "trials.number",
+        "study_directions.direction",
+        "trial_values.value_type",
+        "trial_values.objective",
+        "study_user_attributes.value_json",
+        "trial_user_attributes.value_json",
+        "trial_params.distribution_json",
+        "trial_params.param_value",
+    ],
+)
+def test_a_value_that_optuna_stumbles_over_is_one_clear_error(
+    finished: tuple[Path, Path], tmp_path: Path, column: str, value: object
+) -> None:
+    folder, intact = finished
+    table, _, name = column.partition(".")
+    path = tmp_path / "studies.db"
+    for attempt in (load_study, lambda path: run(folder, path)):
+        shutil.copy(intact, path)
+        with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.IntegrityError):
+            connection.execute(f"UPDATE {table} SET {name} = ?", (value,))  # noqa: S608 - our own words
+            connection.commit()
+        with suppress(UserFileError, UsageError):
+            attempt(path)
+
+
+@pytest.mark.parametrize("state", ["PAUSED", "", "5"])
+def test_an_unknown_state_of_a_trial_is_damage(finished: tuple[Path, Path], tmp_path: Path, state: str) -> None:
+    path = Path(shutil.copy(finished[1], tmp_path / "studies.db"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE trials SET state = ? WHERE number = 1", (state,))
+        connection.commit()
+    with pytest.raises(UserFileError, match=r"studies\.db: is damaged \(LookupError: .*restore it from a copy"):
+        load_study(path)
+
+
+def test_an_error_of_ours_is_not_called_damage(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), reporting_storage_errors(tmp_path / "a.db"):
+        {}["a bug"]
+
+
 # --- files that are no storage ---------------------------------------------------------------------------------------
 
 
@@ -147,14 +205,24 @@ def test_an_empty_file_becomes_a_storage(tmp_path: Path) -> None:
     assert len(load_study(path).trials) == 3
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "device"])
+def test_what_is_no_file_is_refused_at_once_and_nothing_is_left_beside_it(nonfile: Any, kind: str) -> None:
+    path = nonfile(kind)
+    for attempt in (load_study, lambda path: run(path.parent, path)):
+        with pytest.raises(UserFileError, match=f"{path}: is a "):
+            attempt(path)
+    assert list(path.parent.glob("*.lock")) == []
+
+
+@pytest.mark.parametrize("name", [".", "/", ".."])
+def test_a_folder_by_its_shortest_name_is_refused_too(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserFileError, match="is a folder"):
-        open_storage(tmp_path, create=True)
+        run(tmp_path, Path(name))
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserFileError, match="cannot be"):
+    with pytest.raises(UserFileError, match=r"file/studies\.db: cannot be locked: nothing can be written beside it"):
         run(tmp_path, tmp_path / "file" / "studies.db")
 
 
@@ -234,6 +302,12 @@ def test_a_study_that_another_process_runs_is_refused_until_that_process_ends(tm
 
 def test_a_finished_study_leaves_nothing_but_the_storage(storage: Path) -> None:
     assert [path.name for path in storage.parent.glob("*.lock")] == []
+
+
+def test_a_study_that_an_error_ends_leaves_no_lock(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), study_lock(tmp_path / "a.db", "s"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_is_held_by_one_and_free_afterwards(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def run(facts: ModelFacts, storage: Path, *, trials: int = 8, runtime: Any = Non
     for name in list(changes):
         if name in given:
             given[name] = changes.pop(name)
-    settings = StudySettings(**{"trials": trials, "measure": FAST, "sampler": "random", **changes})
+    settings = StudySettings(
+        **{"trials": trials, "measure": FAST, "sampler": "random", "order": "speed", "verify": False, **changes}
+    )
     return run_study(runtime or make_runtime(facts), storage=storage, settings=settings, **given)
 
 
