@@ -5,6 +5,7 @@ Screening and validated results never share a table, and every title says which 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -66,7 +67,7 @@ def screening_table(study: StudyRecord, *, rows: int = 8) -> RenderableType:
     At most ``rows`` of the first and half as many of the second, all of it screening: the probes that chose these
     schedules are the ones that judged them. Baseline failures are named below the table.
     """
-    evaluated = sorted(study.evaluated, key=_ratio, reverse=True)
+    evaluated = sorted((trial for trial in study.evaluated if trial.speed), key=_ratio, reverse=True)
     passed = [trial for trial in evaluated if trial.accepted]
     limit = _ratio(passed[0]) if passed else 0.0
     failed = [trial for trial in evaluated if trial.verdict.result is Result.FAIL and _ratio(trial) > limit]
@@ -82,8 +83,8 @@ def screening_table(study: StudyRecord, *, rows: int = 8) -> RenderableType:
         for trial in trials:
             key = _breakable(trial.key)
             table.add_row(str(trial.number), key, *_speed(trial.speed), _answers(trial.verdict, trial.outcomes))
-    title = f"Screening, not validated: study {study.name}, {len(evaluated)} schedules, {len(passed)} passed"
-    return _page(title, table, _baseline_notes(study))
+    title = f"Screening, not validated: study {study.name}, {len(study.evaluated)} schedules, {len(passed)} passed"
+    return _page(title, table, [*_baseline_notes(study), *_skipped_notes(study)])
 
 
 def _baseline_notes(study: StudyRecord) -> Iterator[str]:
@@ -93,6 +94,17 @@ def _baseline_notes(study: StudyRecord) -> Iterator[str]:
     yield f"Baseline: {study.baseline.tokens_per_s:.1f} tokens/s, {_answers_text(study.baseline.verdict)}."
     if study.baseline.failures:
         yield f"Probes that the baseline fails: {', '.join(study.baseline.failures)}."
+    if study.baseline.calibration:
+        yield f"Gate: the baseline's answers are checked as drafts; {study.baseline.calibration.describe()}."
+
+
+def _skipped_notes(study: StudyRecord) -> Iterator[str]:
+    """What was not done, and why: a schedule without a ratio or without a verdict is not in the table."""
+    reasons = Counter(skipped for trial in study.evaluated if (skipped := trial.speed_skipped or trial.gate_skipped))
+    untimed = {trial.speed_skipped for trial in study.evaluated}
+    for reason, times in sorted(reasons.items()):
+        what = "were not timed" if reason in untimed else "skipped the gate"
+        yield f"{times} of {len(study.evaluated)} schedules {what}: {reason}."
 
 
 def _ratio(trial: TrialRecord) -> float:

@@ -215,7 +215,7 @@ class DraftBatches:
         """Take back what was computed behind the known tokens of the sequences that go on by themselves."""
         for which, one in enumerate(group):
             known = len(one.prompt) + len(one.completion.tokens) - 1
-            if one.open and one.cached != known:
+            if one.open and (one.cached != known or not self._recurrent):  # behind a short draft lies what filled it up
                 if not self._forget(which, known):
                     self._again(which, [*one.prompt, *one.completion.tokens[:-1]])
                 one.cached = known

@@ -237,8 +237,7 @@ def _outcome_row(outcome: Outcome) -> list[Any]:
     A row and not an object: a study keeps thousands of them, and the names would be most of the bytes.
     """
     kept = "" if outcome.correct else outcome.text[-KEPT_OF_A_FAILURE:]
-    margin = None if outcome.smallest_margin is None else round(outcome.smallest_margin, 6)
-    extras = {"reason": outcome.reason, "text": kept, "smallest_margin": margin, "kept": outcome.kept}
+    extras = {"reason": outcome.reason, "text": kept, "smallest_margin": outcome.smallest_margin, "kept": outcome.kept}
     # Of a correct answer the extracted one equals the expected one.
     extras["extracted"] = None if outcome.correct else outcome.extracted
     row: list[Any] = [

@@ -115,7 +115,7 @@ class ScheduleSampler(BaseSampler):
         point = self._dimensions.point(trial.params)
         told = trial.user_attrs.get(EVIDENCE, {})
         ratio = trial.values[0] if trial.values else trial.intermediate_values.get(0)
-        if ratio is not None:
+        if ratio is not None and ratio > 0:
             self._time.add(self._counts([point])[0], ratio, told.get("half_width") or _USUAL_HALF_WIDTH)
         gate = told.get("gate")
         if gate is not None:
@@ -163,7 +163,8 @@ class ScheduleSampler(BaseSampler):
     def _worth(self, points: Sequence[Point], failures: FailureModel) -> Any:  # noqa: ANN401 - a numpy array
         counts = self._counts(points)
         gain = expected_gain(*self._time.predict(counts), self._best)
-        return gain * failures.passing(counts, self._evidence[-1].total)
+        # As logarithms: while nothing passes, all probabilities are small, and the least small one shows the way.
+        return np.log(np.maximum(gain, 1e-300)) + failures.log_passing(counts, self._evidence[-1].total)
 
     def _pool(self) -> list[Point]:
         """Points to choose from, none of them taken."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from scipy.special import logsumexp, ndtr
 
 __all__ = ["Evidence", "FailureModel", "TimeModel", "expected_gain"]
 
@@ -154,18 +155,16 @@ class FailureModel:
         removed = (1 - points / self._own) @ (self._weights / self._weights.sum())
         return np.asarray(_LEVEL_DEVIATION**2 + _TREND**2 * removed**2 + alone**2 + together**2)
 
-    def passing(self, points: Array, probes: int) -> Array:
-        """Probability that all of so many probes are passed at each point."""
+    def log_passing(self, points: Array, probes: int) -> Array:
+        """Logarithm of the probability that all of so many probes are passed at each point."""
         centre, deviation = self.predict(points)
         odds = centre[:, None] + deviation[:, None] * _NODES[None, :]
         # log(1 - sigmoid(x)) = -log(1 + exp(x)), without overflow
-        return np.asarray(np.exp(-probes * np.logaddexp(0.0, odds)) @ _WEIGHTS)
+        return np.asarray(logsumexp(-probes * np.logaddexp(0.0, odds), b=_WEIGHTS, axis=1))
 
 
 def expected_gain(ratio: Array, deviation: Array, best: float) -> Array:
     """Mean of what a normal ratio has above ``best``."""
-    from scipy.special import ndtr
-
     spread = np.maximum(deviation, 1e-6)
     z = (ratio - best) / spread
     return np.asarray((ratio - best) * ndtr(z) + spread * np.exp(-z * z / 2) / math.sqrt(2 * math.pi))

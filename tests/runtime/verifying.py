@@ -59,6 +59,13 @@ class VerifierContract:
         assert checked.generation.token_ids == whole.tokens
         assert checked.kept == len(beginning)
 
+    @pytest.mark.parametrize("beginning", [1, 2, 5, 11, 20])
+    def test_a_short_draft_beside_long_ones_goes_on_where_it_ended(self, runtime: Runtime, beginning: int) -> None:
+        drafts = self.drafts(runtime, Schedule.baseline(runtime.facts), PROMPTS)
+        short = [Draft(draft.prompt, draft.tokens[:beginning], draft.max_tokens) for draft in drafts[:2]]
+        checked = runtime.verify([*short, *drafts])
+        assert [one.generation.token_ids for one in checked] == [draft.tokens for draft in [*drafts[:2], *drafts]]
+
     @pytest.mark.parametrize("most", [1, 2, 7])
     def test_a_smaller_budget_cuts_a_draft_as_it_cuts_a_completion(self, runtime: Runtime, most: int) -> None:
         (whole,) = self.drafts(runtime, Schedule.baseline(runtime.facts), PROMPTS[:1])

@@ -104,8 +104,8 @@ def set_attribute(storage: Path, table: str, value: str) -> None:
     ("table", "where"), [("trial_user_attributes", "trial 0"), ("study_user_attributes", "study s")]
 )
 def test_a_newer_schema_is_refused_and_not_guessed_at(storage: Path, table: str, where: str) -> None:
-    set_attribute(storage, table, json.dumps({"schema": 2}))
-    with pytest.raises(UserFileError, match=f"{where}: has schema 2, and this version of routing_lab reads 1"):
+    set_attribute(storage, table, json.dumps({"schema": 3}))
+    with pytest.raises(UserFileError, match=f"{where}: has schema 3, and this version of routing_lab reads 2"):
         load_study(storage)
 
 
@@ -113,7 +113,7 @@ def test_a_newer_schema_is_refused_and_not_guessed_at(storage: Path, table: str,
     ("table", "where"), [("trial_user_attributes", "trial 0"), ("study_user_attributes", "study s")]
 )
 def test_a_damaged_record_is_one_clear_error(storage: Path, table: str, where: str) -> None:
-    set_attribute(storage, table, json.dumps({"schema": 1, "ending": "evaluated"}))
+    set_attribute(storage, table, json.dumps({"schema": 2, "ending": "evaluated"}))
     with pytest.raises(UserFileError, match=f"{where}: its record is damaged"):
         load_study(storage)
 

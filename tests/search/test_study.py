@@ -346,7 +346,8 @@ def answer(prompt, counts):
         os.kill(os.getpid(), 9)
     return answer_by(NEEDS)(prompt, counts)
 folder = Path({folder!r})
-settings = StudySettings(trials=8, measure=MeasureSettings(rounds=6, tokens=8), sampler="random")
+settings = StudySettings(trials=8, measure=MeasureSettings(rounds=6, tokens=8), sampler="random",
+                         order="speed", verify=False)
 run_study(make_runtime(make_facts(folder), answer=answer), make_probes(), make_space(), study="s",
           storage=folder / "runs" / "studies.db", settings=settings)
 """
@@ -468,8 +469,8 @@ def test_a_duplicate_from_another_process_costs_no_evaluation(
 def test_the_storage_holds_each_record_once_with_its_schema(facts: ModelFacts, storage: Path) -> None:
     run(facts, storage, trials=3)
     study = optuna.load_study(study_name="s", storage=open_storage(storage, create=False))
-    assert all(trial.user_attrs[TRIAL]["schema"] == 1 for trial in study.get_trials())
-    assert study.user_attrs["routing_lab"]["schema"] == 1
+    assert all(trial.user_attrs[TRIAL]["schema"] == 2 for trial in study.get_trials())
+    assert study.user_attrs["routing_lab"]["schema"] == 2
 
 
 def test_records_differ_only_in_time_between_two_runs_of_a_study(facts: ModelFacts, tmp_path: Path) -> None:
