@@ -15,6 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "routing_lab"
 # a runtime to outcomes to a verdict to a study to a certificate, and never back.
 RANKS = {
     "errors": 0,
+    "interrupts": 0,
+    "visible": 0,
     "yamlfile": 1,
     "model": 1,
     "demo": 1,
