@@ -8,12 +8,15 @@ import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from routing_lab import __version__
 from routing_lab.cli.files import refuse_special_files
 from routing_lab.cli.output import prepare_streams, print_json, say_error, settle_streams, silence
 from routing_lab.errors import InterruptedStudyError, Problem, RoutingLabError, UsageError, UserFileError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 COMMANDS = (
     "doctor",
@@ -112,6 +115,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nTry '{self.prog} --help'.")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse's own, which keeps silent where the stream cannot be written."""
+        (file or sys.stderr).write(message)
 
 
 def _report(error: RoutingLabError, *, as_json: bool) -> int:

@@ -41,6 +41,8 @@ __all__ = [
     "strip_width",
 ]
 
+_PIPED_COLUMNS = 160
+_NARROWEST_COLUMNS = 72
 _NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
@@ -170,7 +172,10 @@ def console() -> Console:
             # rich would exit with 1; that the reader has seen enough is no failure, and the caller handles it.
             raise BrokenPipeError
 
-    return Stdout(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, soft_wrap=False)
+    # Below the narrowest width a table would lose its numbers; a terminal that wraps its lines loses nothing.
+    out = Stdout(width=None if sys.stdout.isatty() else _PIPED_COLUMNS, highlight=False, markup=False, emoji=False)
+    out.width = max(out.width, _NARROWEST_COLUMNS)
+    return out
 
 
 def strip_width(out: Console) -> int:
@@ -208,7 +213,7 @@ def progress_console() -> Console:
     """Where progress goes: stderr, so that a pipe sees only results."""
     from rich.console import Console
 
-    return Console(file=cast("IO[str]", _Lenient(sys.stderr)), highlight=False, markup=False)
+    return Console(file=cast("IO[str]", _Lenient(sys.stderr)), highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

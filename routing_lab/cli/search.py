@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
 from routing_lab.cli.output import console, print_json, progress_console, say_error, shown, strip_width
-from routing_lab.errors import NothingAcceptedError, Problem, UserFileError
+from routing_lab.errors import NothingAcceptedError, Problem, RoutingLabError, UserFileError
 
 if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     options.require_splits(probes, "gate")
     space = _space(args)
     _check_study(args, probes, space)
-    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar:
+    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar, _leaving_no_lock(args):
         result = run_study(
             runtime,
             probes,
@@ -123,18 +125,29 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
     space.check(facts)
     path = study_storage(args)
     with study_lock(path, args.study):
-        if not path.exists() or path.stat().st_size == 0 or args.study not in study_names(path):
-            return
-        _refuse_another_question(
-            load_study(path, args.study),
-            {
-                "baseline": Schedule.baseline(facts).key(facts),
-                "probes": f"{probes.name} ({probes.digest})",
-                "search space": space.to_yaml(),
-                "policy": args.policy,
-                "placement": options.runtime_options(args).placement.describe(),
-            },
-        )
+        pass
+    if path.exists() and path.stat().st_size > 0 and args.study in study_names(path):
+        asked = {
+            "baseline": Schedule.baseline(facts).key(facts),
+            "probes": f"{probes.name} ({probes.digest})",
+            "search space": space.to_yaml(),
+            "policy": args.policy,
+            "placement": options.runtime_options(args).placement.describe(),
+        }
+        _refuse_another_question(load_study(path, args.study), asked)
+
+
+@contextmanager
+def _leaving_no_lock(args: argparse.Namespace) -> Iterator[None]:
+    """Remove the study's lock file after an error or an interrupt too: whoever takes the lock last removes its file."""
+    from routing_lab.search.storage import study_lock
+
+    try:
+        yield
+    except BaseException:
+        with suppress(RoutingLabError), study_lock(study_storage(args), args.study):
+            pass
+        raise
 
 
 def _nothing_passed(args: argparse.Namespace, result: StudyResult) -> str:

@@ -6,38 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from commandline import DEMO_SCHEDULES, FIGURE_1, QUICK, ROOT, fails, run_json
 
 from routing_lab import demo
 from routing_lab.cli import main
 from routing_lab.cli.app import COMMANDS
 from routing_lab.probes import ProbeSet
-
-ROOT = Path(__file__).parent.parent.parent
-DEMO_SCHEDULES = sorted((ROOT / "schedules" / "demo").glob("*.yaml"))
-FIGURE_1 = sorted((ROOT / "schedules" / "figure-1").glob("*.yaml"))
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, object]:
-    code = main([str(word) for word in argv] + ["--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def exit_code(argv: Sequence[str | Path]) -> int:
-    return main([str(word) for word in argv])
-
-
-def fails(capsys: pytest.CaptureFixture[str], code: int, *argv: str | Path) -> str:
-    """Run a command that must fail with ``code`` and one message; return the message."""
-    assert exit_code(argv) == code
-    error = capsys.readouterr().err
-    assert "error: " in error
-    assert "Traceback" not in error
-    return error
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Help
@@ -288,8 +265,7 @@ def test_a_uniform_schedule_runs_without_the_override_and_another_one_is_refused
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = ROOT / "schedules" / "demo"
-    measured = ["--tokens", "8", "--rounds", "6", "--context", "512", "--stock"]
-    code, table = run_json(capsys, "evaluate", folder / "uniform-4.yaml", folder / "late-half.yaml", *measured)
+    code, table = run_json(capsys, "evaluate", folder / "uniform-4.yaml", folder / "late-half.yaml", *QUICK, "--stock")
     assert code == 0
     assert isinstance(table, dict)
     uniform, late = table["schedules"]
@@ -302,20 +278,19 @@ def test_a_uniform_schedule_runs_without_the_override_and_another_one_is_refused
 @pytest.mark.model
 def test_search_validate_and_export_go_hand_in_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = ["--storage", str(tmp_path / "studies.db"), "--study", "t"]
-    quick = ["--tokens", "8", "--rounds", "6", "--context", "512"]
-    code, found = run_json(capsys, "search", *study, *quick, "--trials", "4")
+    code, found = run_json(capsys, "search", *study, *QUICK, "--trials", "4")
     assert isinstance(found, dict)
     assert code in {0, 5}
     assert len(found["trials"]) == 4
     # The same command again has nothing left to do and says the same.
-    code, again = run_json(capsys, "search", *study, *quick, "--trials", "4")
+    code, again = run_json(capsys, "search", *study, *QUICK, "--trials", "4")
     assert isinstance(again, dict)
     assert [trial["key"] for trial in again["trials"]] == [trial["key"] for trial in found["trials"]]
     # Whether these schedules are accepted depends on noise at 8 tokens; either way the word, the code and the file agree.
     certificate = tmp_path / "certificate.yaml"
     schedule = ROOT / "schedules" / "demo" / "uniform-6.yaml"
     code, result = run_json(
-        capsys, "validate", "--schedule", schedule, *quick, "--margin", "0.1", "--output", certificate
+        capsys, "validate", "--schedule", schedule, *QUICK, "--margin", "0.1", "--output", certificate
     )
     capsys.readouterr()
     assert isinstance(result, dict)
