@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
 from routing_lab.cli.files import check_outputs, write_output
-from routing_lab.cli.output import console, print_json
+from routing_lab.cli.output import console, print_json, say
 from routing_lab.cli.search import add_study, study_fields, study_storage
 from routing_lab.errors import RuntimeUnsupportedError, UsageError
 
@@ -52,6 +52,9 @@ def run(args: argparse.Namespace) -> int:
         write_output(args.csv, study_frame(study).to_csv(index=False).encode())
     if args.figure is not None:
         write_output(args.figure, _drawn(study, figure_format))
+    written = [path for path in (args.csv, args.figure) if path is not None]
+    if written and not args.json:
+        say(f"written: {', '.join(map(str, written))}")
     return 0
 
 
