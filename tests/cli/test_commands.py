@@ -320,6 +320,7 @@ def test_ctrl_c_saves_the_study_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "Traceback" not in error
     assert f"routing-lab search --study t --storage {storage}" in error
     assert _evaluated(storage) >= 1
+    assert not list(tmp_path.glob("*.lock"))
 
 
 def _evaluated(storage: Path) -> int:
