@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from routing_lab import __version__
 from routing_lab.cli.files import refuse_special_files
+from routing_lab.cli.options import folded
 from routing_lab.cli.output import prepare_streams, print_json, say_error, settle_streams, silence
 from routing_lab.errors import InterruptedStudyError, Problem, RoutingLabError, UsageError, UserFileError
 
@@ -98,8 +99,8 @@ def _settled(code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="routing-lab",
-        description=DESCRIPTION,
-        epilog=EXIT_CODES,
+        description=folded(DESCRIPTION),
+        epilog=folded(EXIT_CODES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import math
 import shlex
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -59,7 +61,7 @@ def command(
     parser = commands.add_parser(
         name,
         help=help,
-        description=description or help[0].upper() + help[1:] + ".",
+        description=folded(description or help[0].upper() + help[1:] + "."),
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -67,6 +69,12 @@ def command(
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.set_defaults(run=run)
     return parser
+
+
+def folded(text: str) -> str:
+    """``text`` at the width of the terminal; a blank line parts paragraphs."""
+    width = min(max(shutil.get_terminal_size().columns - 2, 30), 98)
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n"))
 
 
 def group(commands: Subparsers[argparse.ArgumentParser], name: str, *, help: str) -> argparse.ArgumentParser:  # noqa: A002

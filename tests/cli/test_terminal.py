@@ -15,6 +15,7 @@ from modelfiles import write_moe
 from rich.console import Console
 
 from routing_lab.cli import main
+from routing_lab.cli.app import COMMANDS
 from routing_lab.cli.output import activity, json_text, say_error, shown
 from routing_lab.errors import NothingAcceptedError, Problem, RuntimeFailureError, UserFileError
 from routing_lab.visible import visible
@@ -117,3 +118,15 @@ def test_markup_in_the_name_of_a_schedule_is_text(
     probes.write_text(f'probes: "[/p]"\nprompt: raw\nmax_tokens: 48\nitems:\n  - {items}\n', encoding="utf-8")
     assert main(["evaluate", str(schedule), "--probes", str(probes), *QUICK, *json_too]) == 0
     assert "[/x] [bold]b" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_every_help_fits_the_terminal_apart_from_examples(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        text, _, _ = capsys.readouterr().out.partition("example:")
+        # argparse breaks no list of choices, and the one of answer types is longer than a narrow line.
+        assert all(len(line) <= columns for line in text.splitlines() if "[--" not in line)
