@@ -115,6 +115,9 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser whose usage errors are raised and name the way to the help; subcommands inherit it."""
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            option = message.removeprefix("argument ").partition(":")[0].split("/")[-1]
+            message += f" (a value that begins with a dash is written {option}=-1/2)"
         raise UsageError(f"{message}\nTry '{self.prog} --help'.")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:

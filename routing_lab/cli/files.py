@@ -18,6 +18,9 @@ __all__ = ["check_output", "check_outputs", "refuse_special_files", "write_outpu
 OUTPUTS = ("output", "csv", "figure")
 """Options that name a file to write; every other path that a command gets is read."""
 
+_TEXTS = ("storage", "source")
+"""Options that may name a file and may be something else."""
+
 _STDIN = Path("/dev/stdin")
 _TRIAL_BYTES = 64 * 1024
 _SPECIAL: Mapping[int, str] = {
@@ -32,21 +35,34 @@ def refuse_special_files(args: argparse.Namespace) -> None:
     """Refuse pipes, sockets and devices as inputs: reading one may wait for ever, or never come to an end.
 
     Raises:
-        UserFileError: An option names one; ``/dev/stdin`` is taken, except as a model.
+        UserFileError: An option names one, or something that no file can be called; ``/dev/stdin`` is taken, except as
+            a model.
     """
     for name, path in _inputs(args):
+        _refuse_impossible_name(path)
         if path == _STDIN and name != "model":
             continue
         if (kind := _SPECIAL.get(_type(path))) is not None:
             raise UserFileError(str(path), [Problem("", f"is {kind}, and a regular file is needed", "copy it to one")])
 
 
+def _refuse_impossible_name(path: Path) -> None:
+    """After this, asking whether the file is there raises nothing."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            return
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserFileError(str(path)[:80], [Problem("", f"cannot be the name of a file: {reason}")]) from None
+
+
 def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     for name, value in vars(args).items():
         if name not in OUTPUTS:
             for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, Path):
-                    yield name, one
+                if isinstance(one, Path) or (name in _TEXTS and one):
+                    yield name, Path(one)
 
 
 def _type(path: Path) -> int:

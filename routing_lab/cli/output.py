@@ -43,6 +43,7 @@ __all__ = [
 
 _PIPED_COLUMNS = 160
 _NARROWEST_COLUMNS = 72
+_MOST_PROBLEMS = 200
 _NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
@@ -113,7 +114,9 @@ def _first(error: RoutingLabError) -> str:
 def _rest(error: RoutingLabError) -> list[str]:
     """Further lines, all indented: no text from a file can look like a message of its own."""
     if isinstance(error, UserFileError):
-        return [f"  {problem}" for problem in error.problems] if len(error.problems) > 1 else []
+        more = len(error.problems) - _MOST_PROBLEMS
+        listed = [f"  {problem}" for problem in error.problems[:_MOST_PROBLEMS]] if len(error.problems) > 1 else []
+        return [*listed, f"  and {more} more (--json lists all)"] if more > 0 else listed
     return [f"  {line.strip()}" for line in str(error).split("\n")[1:]]
 
 

@@ -56,6 +56,27 @@ def test_a_pipe_a_socket_and_a_device_are_refused_as_inputs_at_once(
             assert name in fails(capsys, 3, *argv, name)
 
 
+@pytest.mark.parametrize("argv", [*READING, ["report", "--storage"], ["doctor", "--library"]], ids=" ".join)
+def test_a_name_that_no_file_can_have_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x" * 5000, "a\0b"):
+        assert len(fails(capsys, 3, *argv, name)) < 300
+
+
+def test_an_output_with_an_impossible_name_is_refused(study: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x" * 5000, "a\0b"):
+        fails(capsys, 3, "report", *study, "--csv", name)
+
+
+def test_of_a_hundred_thousand_problems_the_terminal_shows_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no.jsonl").write_text("x\n" * 1000, encoding="utf-8")
+    error = fails(capsys, 3, "answers", "check", "--batch", tmp_path / "no.jsonl")
+    assert "1000 problems" in error
+    assert "and 800 more" in error
+    assert error.count("\n") == 202
+
+
 def test_standard_input_is_taken_where_text_is_read() -> None:
     command = [sys.executable, "-m", "routing_lab", "schedule", "check", "/dev/stdin"]
     with DEMO_SCHEDULES[0].open("rb") as file:

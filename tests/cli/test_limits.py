@@ -47,6 +47,7 @@ def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (["search", "--storage", ""], "no file name"),
         (["probes", "check", "--bound", "nan"], "from 0"),
         (["report", "--rows", "0"], "at least 1"),
+        (["answers", "check", "--type", "rational", "--expected", "-1/2"], "--expected=-1/2"),
     ],
 )
 def test_a_number_or_name_out_of_its_limits_is_a_usage_error_that_names_them(
