@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab import demo
+from routing_lab.cli import files
 from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
@@ -294,6 +295,11 @@ def collect_problems(checks: Iterable[Check]) -> None:
         raise UserFileError(f"{len(broken)} files", problems)
 
 
+def check_output(path: Path) -> None:
+    """See ``files.check_output``; where a command reads files too, ``files.check_outputs`` looks at all of them."""
+    files.check_output(path)
+
+
 def require_splits(probes: ProbeSet, *splits: Split) -> None:
     """Find out before the model is loaded that there is nothing to ask it. Raises ``UsageError``."""
     for split in splits:
@@ -341,6 +347,17 @@ def decimal(least: float, most: float, unit: str = "") -> Callable[[str], float]
         return value
 
     return parse
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"needs a number above 0, not {_short(text)}")
+    return value
 
 
 positive = whole(1, MOST)

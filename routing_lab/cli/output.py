@@ -175,6 +175,9 @@ def console() -> Console:
             # rich would exit with 1; that the reader has seen enough is no failure, and the caller handles it.
             raise BrokenPipeError
 
+        def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401 - rich's own options
+            return super().render_str("\n".join(visible(line) for line in text.split("\n")), **how)
+
     # Below the narrowest width a table would lose its numbers; a terminal that wraps its lines loses nothing.
     out = Stdout(width=None if sys.stdout.isatty() else _PIPED_COLUMNS, highlight=False, markup=False, emoji=False)
     out.width = max(out.width, _NARROWEST_COLUMNS)

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from modelfiles import write_moe
 from rich.console import Console
+from rich.table import Table
 
 from routing_lab.cli import main
 from routing_lab.cli.app import COMMANDS
-from routing_lab.cli.output import activity, json_text, say_error, shown
+from routing_lab.cli.output import activity, console, json_text, say_error, shown
 from routing_lab.errors import NothingAcceptedError, Problem, RuntimeFailureError, UserFileError
 from routing_lab.visible import visible
 
@@ -47,6 +48,17 @@ def test_a_rich_console_prints_shown_text_as_it_is(text: str) -> None:
     out = io.StringIO()
     Console(file=out, width=10**6, highlight=False).print(shown(text), soft_wrap=True)
     assert out.getvalue() == visible(text) + "\n"
+
+
+def test_no_text_and_no_cell_of_a_table_acts_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(HOSTILE)
+    table.add_row(HOSTILE)
+    out = console()
+    out.print(table)
+    out.print(HOSTILE)
+    printed = capsys.readouterr().out
+    assert all(line.isprintable() for line in printed.splitlines())
+    assert printed.count("[/x]") == 3
 
 
 @pytest.mark.parametrize(
