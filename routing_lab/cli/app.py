@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import itertools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -45,7 +46,7 @@ exit codes: 0 done, 2 usage, 3 a file is bad or cannot be written, 4 runtime mis
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``routing-lab`` with ``argv`` (default: the process's own) and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
+    as_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
     try:
         prepare_streams()
         code = _run(words)

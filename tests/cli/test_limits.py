@@ -64,6 +64,8 @@ def test_usage_errors_are_json_too_where_json_was_asked_for(capsys: pytest.Captu
         error = json.loads(capsys.readouterr().out)["error"]
         assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
         assert "--help" in error["message"]
+    assert exit_code(["schedule", "check", "--", "--json"]) == 3  # here it is the name of a file
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("kind", ["folder", "device", "text"])
