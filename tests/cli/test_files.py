@@ -18,7 +18,7 @@ from fakelab import make_facts, make_probes, make_runtime, make_space, schedule
 
 from routing_lab.certificate import Certificate
 from routing_lab.cli import main, options
-from routing_lab.cli.files import write_output
+from routing_lab.cli.files import check_output, write_output
 from routing_lab.errors import UserFileError
 from routing_lab.measure import MeasureSettings
 from routing_lab.search import StudySettings, load_study, run_study
@@ -180,17 +180,21 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Pat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(UserFileError, match="cannot be written"):
-            write_output(target, bytes(2000))
+        for refused in (lambda: check_output(target), lambda: write_output(target, bytes(2000))):
+            with pytest.raises(UserFileError, match="cannot be written"):
+                refused()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["certificate.yaml"]
     assert target.read_text(encoding="utf-8") == "old"
     target.chmod(0o640)
+    whole = target.open("rb")
     link = tmp_path / "link"
     link.symlink_to(target)
     write_output(link, b"new")
     assert (link.is_symlink(), target.read_bytes(), target.stat().st_mode & 0o777) == (True, b"new", 0o640)
+    with whole:
+        assert whole.read() == b"old"  # whoever has it open meets no half of the new one
 
 
 @pytest.fixture
