@@ -16,6 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "routing_lab"
 RANKS = {
     "errors": 0,
     "files": 0,
+    "interrupts": 0,
+    "visible": 0,
     "yamlfile": 1,
     "model": 1,
     "demo": 1,

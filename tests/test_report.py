@@ -384,3 +384,11 @@ def test_drawing_leaves_the_callers_matplotlib_as_it_was(lab: Lab) -> None:
     before = dict(mpl.rcParams)
     report.figure_frontier(report.study_frame(lab.study))
     assert dict(mpl.rcParams) == before
+
+
+def test_a_name_with_dollar_signs_is_drawn_as_text_and_no_formula(lab: Lab) -> None:
+    counts = lab.facts.experts_used
+    drawn = report.figure_strip([Schedule.from_counts(r"costs $\frac$ [/x]", dict(counts))], lab.facts)
+    drawn.savefig(io.BytesIO(), format="png")
+    (axes,) = drawn.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [r"costs $\frac$ [/x]"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import get_args
 
 from routing_lab.answers import ANSWER_TYPES, ExtractionMode, FinishReason, Judge, check_batch, validate_expected
 from routing_lab.cli import options
-from routing_lab.cli.output import plain, print_json, say_error
+from routing_lab.cli.output import json_text, print_json, say_error
 from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.visible import visible
 
 MAX_TEXT_BYTES = 64 * 2**20
 """A completion of more than 64 MiB is no completion."""
@@ -61,7 +61,8 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print_json(judgement)
     else:
-        print(*(word for word in (judgement.status, judgement.extracted, judgement.reason) if word), sep="\t")
+        words = (judgement.status, judgement.extracted, judgement.reason)
+        print("\t".join(visible(word) for word in words if word))
     return 0
 
 
@@ -69,7 +70,7 @@ def _run_batch(path: Path, judge: Judge) -> int:
     """Print one JSON line per case; lines that are no cases do not stop the rest, and end in exit code 3."""
     problems = []
     for result in check_batch(_read(path).splitlines(), judge):
-        print(json.dumps(plain(result.as_json()), ensure_ascii=False))
+        print(json_text(result.as_json()))
         if result.error is not None:
             problems.append(Problem(f"line {result.line}", result.error))
     return say_error(UserFileError(str(path), problems)) if problems else 0
@@ -83,6 +84,8 @@ def _read(path: Path) -> str:
     """
     try:
         if str(path) == "-":
+            if sys.stdin is None:
+                raise UserFileError("standard input", [Problem("", "is closed", "give --text-file or --batch")])
             raw = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
         else:
             with path.open("rb") as file:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console
+from routing_lab.cli.output import activity, console, print_json
 
 ROUNDS = 12
 
@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
         measure=options.measure_settings(args), stop_after_failures=1 if args.fail_fast else None
     )
     probes = options.probe_set(args)
+    options.require_splits(probes, "gate")
     # A misfit is said before minutes are spent on loading and measuring.
     options.check_fit(schedules, args.schedules, options.read_facts(args))
-    with options.open_runtime(args) as runtime, progress_console().status("loading the model") as status:
-        result = evaluate(runtime, probes, schedules, settings, on_progress=status.update)
+    with options.open_runtime(args) as runtime, activity("loading the model") as say_doing:
+        result = evaluate(runtime, probes, schedules, settings, on_progress=say_doing)
     if args.json:
         print_json(result.to_dict())
     else:

@@ -5,23 +5,46 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
+import shlex
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab import demo
+from routing_lab.cli import files
 from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
     from routing_lab.measure import MeasureSettings
     from routing_lab.model import ModelFacts
     from routing_lab.placement import Placement
     from routing_lab.probes import ProbeSet
+    from routing_lab.probes.probeset import Split
     from routing_lab.runtime.base import RuntimeOptions
     from routing_lab.runtime.llama import LlamaRuntime
     from routing_lab.schedule import Schedule
+
+MOST = 2**31 - 1
+"""What a C int holds: no count of this tool is larger, and libllama takes none."""
+
+MOST_THREADS = 512
+"""``GGML_MAX_N_THREADS`` in ggml.h; more end the model's process."""
+
+CONTEXT = 4096
+"""Tokens, where the user names no number."""
+
+MOST_CONTEXT = 2**24
+"""Tokens; the longest contexts that models are made for have 10 million."""
+
+MOST_ROUNDS = 300
+"""The interval of a ratio takes the cube of this: a second here, a minute at 1200."""
+
+MOST_GPU_LAYERS = 2**20
+"""As in a placement file."""
 
 Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
 
@@ -39,7 +62,7 @@ def command(
     parser = commands.add_parser(
         name,
         help=help,
-        description=description or help[0].upper() + help[1:] + ".",
+        description=folded(description or help[0].upper() + help[1:] + "."),
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -47,6 +70,12 @@ def command(
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.set_defaults(run=run)
     return parser
+
+
+def folded(text: str) -> str:
+    """``text`` at the width of the terminal; a blank line parts paragraphs."""
+    width = min(max(shutil.get_terminal_size().columns - 2, 30), 98)
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n"))
 
 
 def group(commands: Subparsers[argparse.ArgumentParser], name: str, *, help: str) -> argparse.ArgumentParser:  # noqa: A002
@@ -81,9 +110,12 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded: threads, context, placement, library."""
     group = parser.add_argument_group("how the model is loaded")
-    group.add_argument("--threads", type=positive, metavar="N", help="default: every core, but 1 for a tiny model")
-    group.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens (default: %(default)s)")
-    group.add_argument("--gpu-layers", type=non_negative, metavar="N", help="layers kept on the GPU (default: 0)")
+    threads = whole(1, MOST_THREADS, "llama.cpp takes no more")
+    context = whole(1, MOST_CONTEXT)
+    group.add_argument("--threads", type=threads, metavar="N", help="default: every core, but 1 for a tiny model")
+    group.add_argument("--context", type=context, default=CONTEXT, metavar="N", help="tokens (default: %(default)s)")
+    layers = whole(0, MOST_GPU_LAYERS, "99 is enough to mean all of them")
+    group.add_argument("--gpu-layers", type=layers, metavar="N", help="layers kept on the GPU (default: 0)")
     group.add_argument(
         "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
     )
@@ -94,12 +126,30 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     )
 
 
+RUNTIME = ("threads", "context", "gpu_layers", "host_experts", "placement", "library", "stock")
+"""The options of ``add_runtime``."""
+
+
+def command_line(args: argparse.Namespace, command: str, *names: str) -> str:
+    """A command for a shell that repeats those of the named options that were given."""
+    words = ["routing-lab", command]
+    for name in names:
+        value = getattr(args, name)
+        if value is True:
+            words.append(f"--{name}")
+        elif value not in {None, False} and (name, value) != ("context", CONTEXT):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
 @contextlib.contextmanager
 def open_runtime(args: argparse.Namespace) -> Iterator[LlamaRuntime]:
     """The loaded model, closed at the end whatever happens."""
     from routing_lab.runtime.llama import LlamaRuntime
 
-    with LlamaRuntime(model_path(args), runtime_options(args)) as runtime:
+    # The signals are looked after outside, so that a second one cannot meet the model's process while it is ended.
+    require_context(args, read_facts(args))
+    with unwinding(), LlamaRuntime(model_path(args), runtime_options(args)) as runtime:
         yield runtime
 
 
@@ -130,10 +180,9 @@ def _placement(args: argparse.Namespace) -> Placement:
             raise UsageError("--placement already says what --gpu-layers and --host-experts say; give one or the other")
         return Placement.load(args.placement)
     try:
-        host_experts = parse_blocks(args.host_experts or "")
+        return Placement(gpu_layers=args.gpu_layers or 0, host_experts=parse_blocks(args.host_experts or ""))
     except ValueError as error:
-        raise UsageError(f"--host-experts: {error}") from error
-    return Placement(gpu_layers=args.gpu_layers or 0, host_experts=host_experts)
+        raise UsageError(f"--gpu-layers, --host-experts: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -167,7 +216,11 @@ def add_measure(parser: argparse.ArgumentParser, *, rounds: int) -> None:
         "--tokens", type=positive, default=128, metavar="N", help="decoded per round (default: %(default)s)"
     )
     group.add_argument(
-        "--rounds", type=positive, default=rounds, metavar="N", help="interleaved rounds (default: %(default)s)"
+        "--rounds",
+        type=whole(1, MOST_ROUNDS),
+        default=rounds,
+        metavar="N",
+        help="interleaved rounds (default: %(default)s)",
     )
 
 
@@ -175,14 +228,20 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
     """The options of ``add_measure`` as a value.
 
     Raises:
-        UsageError: Too few rounds for an interval.
+        UsageError: Too few rounds for an interval, or more tokens than the context holds.
     """
     from routing_lab.measure import MeasureSettings
 
     try:
-        return MeasureSettings(tokens=args.tokens, rounds=args.rounds)
+        settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds)
     except ValueError as error:
         raise UsageError(f"--tokens, --rounds: {error}") from error
+    if settings.tokens + settings.prompt_tokens > args.context:
+        raise UsageError(
+            f"--tokens {settings.tokens} and the {settings.prompt_tokens} of the prompt before them do not fit in "
+            f"--context {args.context}: give fewer tokens or more context"
+        )
+    return settings
 
 
 Check = Callable[[], object]
@@ -237,31 +296,57 @@ def collect_problems(checks: Iterable[Check]) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Find out before the work, not after it, that its result cannot be written.
+    """See ``files.check_output``; where a command reads files too, ``files.check_outputs`` looks at all of them."""
+    files.check_output(path)
 
-    Raises:
-        UsageError: ``path`` is a folder, or its folder is not there and cannot be made, or may not be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'permission denied'}")
+
+def require_splits(probes: ProbeSet, *splits: Split) -> None:
+    """Find out before the model is loaded that there is nothing to ask it. Raises ``UsageError``."""
+    for split in splits:
+        if not probes.split(split):
+            raise UsageError(f"probe set {probes.name} has no {split} probes, so nothing could be decided")
+
+
+def require_context(args: argparse.Namespace, facts: ModelFacts) -> None:
+    """Refuse more context than the model was made for (the default is taken as it is). Raises ``UsageError``."""
+    if facts.context_length and args.context > max(facts.context_length, CONTEXT):
+        raise UsageError(f"--context {args.context}: {facts.name} was made for at most {facts.context_length} tokens")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Values
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    return _at_least(1, text)
+def whole(least: int, most: int, why: str = "") -> Callable[[str], int]:
+    """A type for argparse: a whole number from ``least`` to ``most``; ``why`` says where ``most`` comes from."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"needs a whole number, not {_short(text)}") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"needs a whole number of at least {least}, not {_short(text)}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}{f' ({why})' if why else ''}, not {_short(text)}")
+        return value
+
+    return parse
 
 
-def non_negative(text: str) -> int:
-    """A whole number of at least 0."""
-    return _at_least(0, text)
+def decimal(least: float, most: float, unit: str = "") -> Callable[[str], float]:
+    """A type for argparse: a finite number from ``least`` to ``most``, both included."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"needs a number from {least:g} to {most:g}{unit}, not {_short(text)}")
+        return value
+
+    return parse
 
 
 def positive_number(text: str) -> float:
@@ -271,8 +356,15 @@ def positive_number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"needs a number above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"needs a number above 0, not {_short(text)}")
     return value
+
+
+positive = whole(1, MOST)
+"""A whole number of at least 1."""
+
+non_negative = whole(0, MOST)
+"""A whole number of at least 0."""
 
 
 def share(text: str) -> float:
@@ -282,15 +374,9 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"needs a number from 0 to below 1, not {text!r}")
+        raise argparse.ArgumentTypeError(f"needs a number from 0 to below 1, not {_short(text)}")
     return value
 
 
-def _at_least(least: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"needs a whole number of at least {least}, not {text!r}")
-    return value
+def _short(text: str, most: int = 40) -> str:
+    return repr(text) if len(text) <= most else f"{text[:most]!r}..."

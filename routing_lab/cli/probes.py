@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from routing_lab.answers import ANSWER_TYPES
 from routing_lab.cli import options
-from routing_lab.cli.output import console, fact_table, print_json, progress_console, say_error
+from routing_lab.cli.files import check_outputs, write_output
+from routing_lab.cli.output import activity, console, fact_table, print_json, say, say_error, shown
 from routing_lab.errors import NothingAcceptedError, UsageError
 
 if TYPE_CHECKING:
@@ -85,9 +86,13 @@ def run_check(args: argparse.Namespace) -> int:
     probes = options.probe_set(args)
     if args.bound == 0:
         raise UsageError("--bound 0 takes infinitely many probes; give a share above 0")
-    with options.open_runtime(args) as runtime, Judge() as judge, progress_console().status("asking") as status:
+    with options.open_runtime(args) as runtime, Judge() as judge, activity("asking") as say_doing:
         report = check_probes(
-            runtime, probes, judge, wanted_bound=args.bound, progress=lambda outcome: status.update(outcome.probe)
+            runtime,
+            probes,
+            judge,
+            wanted_bound=args.bound,
+            progress=lambda one: say_doing(f"asked {one.probe}"),
         )
     if args.json:
         print_json(report)
@@ -106,12 +111,12 @@ def _print(report: ProbesReport, closest: int) -> None:
     out.print()
     for failure in report.failures:
         got = f"{failure.extracted!r} for {failure.expected!r}" if failure.extracted else failure.reason
-        out.print(f"fails {failure.probe} ({failure.split}): {failure.status.replace('_', ' ')}, {got}", markup=False)
+        out.print(shown(f"fails {failure.probe} ({failure.split}): {failure.status.replace('_', ' ')}, {got}"))
     for probe in report.not_run:
-        out.print(f"did not run: {probe}", markup=False)
+        out.print(shown(f"did not run: {probe}"))
     for near in report.passes[:closest]:
         if near.smallest_margin is not None:
-            out.print(f"close call {near.probe}: smallest margin {near.smallest_margin:.2f} logits", markup=False)
+            out.print(shown(f"close call {near.probe}: smallest margin {near.smallest_margin:.2f} logits"))
 
 
 def _splits(report: ProbesReport) -> Table:
@@ -143,9 +148,9 @@ def run_import(args: argparse.Namespace) -> int:
     """Write the probe set and say what was left out."""
     from routing_lab.probes.dataset import import_probes
 
-    options.check_output(args.output)
+    check_outputs(args, inputs=[Path(args.source)])
     result = import_probes(args.source, _recipe(args), limit=args.limit, seed=args.seed, gate_share=args.gate_share)
-    result.probe_set.save(args.output)
+    write_output(args.output, result.probe_set.to_yaml().encode())
     gate = len(result.probe_set.split("gate"))
     if args.json:
         rejections = [{"row": one.row, "reason": one.reason} for one in result.rejections]
@@ -153,12 +158,12 @@ def run_import(args: argparse.Namespace) -> int:
         counts["holdout"] = len(result.probe_set.items) - gate
         print_json({"file": args.output, "digest": result.probe_set.digest} | counts | {"rejected": rejections})
         return 0
-    print(f"{args.output}: {gate} gate and {len(result.probe_set.items) - gate} holdout probes")
-    print(f"{result.examined} of {result.rows} rows examined, {len(result.rejections)} left out")
+    say(f"{args.output}: {gate} gate and {len(result.probe_set.items) - gate} holdout probes")
+    say(f"{result.examined} of {result.rows} rows examined, {len(result.rejections)} left out")
     for reason, times in result.reasons().items():
-        print(f"  {times} times: {reason}")
+        say(f"  {times} times: {reason}")
     for rejection in result.rejections[: args.rejected]:
-        print(f"  row {rejection.row}: {rejection.reason}")
+        say(f"  row {rejection.row}: {rejection.reason}")
     return 0
 
 

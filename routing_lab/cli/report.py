@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json
-from routing_lab.cli.search import add_study, study_fields
-from routing_lab.errors import RuntimeUnsupportedError
+from routing_lab.cli.files import check_outputs, write_output
+from routing_lab.cli.output import console, print_json, say
+from routing_lab.cli.search import add_study, study_fields, study_storage
+from routing_lab.errors import RuntimeUnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from routing_lab.search import StudyRecord
@@ -34,37 +37,56 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write what was asked for."""
-    from routing_lab.report import screening_table
+    from routing_lab.report import screening_table, study_frame
     from routing_lab.search import load_study
 
-    for output in (args.csv, args.figure):
-        if output is not None:
-            options.check_output(output)
+    figure_format = _figure_format(args.figure)
+    _require_libraries(args)
+    check_outputs(args, inputs=[study_storage(args)])
     study = load_study(args.storage, args.study)
     if args.json:
         print_json(study_fields(study))
     else:
         console().print(screening_table(study, rows=args.rows))
-    if args.csv is not None or args.figure is not None:
-        _write(args, study)
+    if args.csv is not None:
+        write_output(args.csv, study_frame(study).to_csv(index=False).encode())
+    if args.figure is not None:
+        write_output(args.figure, _drawn(study, figure_format))
+    written = [path for path in (args.csv, args.figure) if path is not None]
+    if written and not args.json:
+        say(f"written: {', '.join(map(str, written))}")
     return 0
 
 
-def _write(args: argparse.Namespace, study: StudyRecord) -> None:
-    """Write the files.
+def _figure_format(figure: Path | None) -> str:
+    """The format that the name of the figure asks for.
 
     Raises:
-        RuntimeUnsupportedError: pandas or matplotlib is not installed.
+        UsageError: It is none of those that are written.
     """
+    from routing_lab.report import FIGURE_FORMATS
+
+    suffix = "" if figure is None else figure.suffix.lower().removeprefix(".")
+    if figure is not None and suffix not in FIGURE_FORMATS:
+        names = ", ".join(f".{name}" for name in FIGURE_FORMATS)
+        raise UsageError(f"--figure {figure}: the end of the name says the format, one of {names}")
+    return suffix
+
+
+def _require_libraries(args: argparse.Namespace) -> None:
+    """Find out before anything is printed that a library is missing. Raises ``RuntimeUnsupportedError``."""
+    wanted = {"pandas": args.csv or args.figure, "matplotlib": args.figure}
+    missing = [name for name, needed in wanted.items() if needed and importlib.util.find_spec(name) is None]
+    if missing:
+        raise RuntimeUnsupportedError(
+            f"{' and '.join(missing)} not installed, and frames and figures need it: "
+            "pip install 'routing-lab[notebooks]'"
+        )
+
+
+def _drawn(study: StudyRecord, figure_format: str) -> bytes:
     from routing_lab.report import figure_frontier, study_frame
 
-    try:
-        frame = study_frame(study)
-        if args.csv is not None:
-            frame.to_csv(args.csv, index=False)
-        if args.figure is not None:
-            figure_frontier(frame).savefig(args.figure, dpi=160, bbox_inches="tight")
-    except ModuleNotFoundError as error:
-        raise RuntimeUnsupportedError(
-            f"{error.name} is not installed, and frames and figures need it: pip install 'routing-lab[notebooks]'"
-        ) from error
+    drawn = io.BytesIO()
+    figure_frontier(study_frame(study)).savefig(drawn, format=figure_format, dpi=160, bbox_inches="tight")
+    return drawn.getvalue()

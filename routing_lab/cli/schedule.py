@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json
+from routing_lab.cli.output import console, print_json, say, shown, strip_width
 
 if TYPE_CHECKING:
     from routing_lab.schedule import Schedule
@@ -60,7 +60,7 @@ def run_check(args: argparse.Namespace) -> int:
         print_json([{"file": path, "schedule": one.name} for path, one in zip(args.schedules, schedules, strict=True)])
         return 0
     for path, schedule in zip(args.schedules, schedules, strict=True):
-        print(f"{path}: ok, {schedule.name}")
+        say(f"{path}: ok, {schedule.name}")
     return 0
 
 
@@ -86,14 +86,13 @@ def run_show(args: argparse.Namespace) -> int:
         print_json(fields)
         return 0
     out = console()
-    out.print(
-        f"{schedule.name}: {fields['total_experts']} experts over all blocks (baseline {fields['baseline_total']})"
-    )
-    out.print(schedule_strip(schedule, facts, width=min(out.width, 100)))
+    totals = f"{fields['total_experts']} experts over all blocks (baseline {fields['baseline_total']})"
+    out.print(shown(f"{schedule.name}: {totals}"))
+    out.print(schedule_strip(schedule, facts, width=strip_width(out)))
     out.print(f"override: {fields['override']}", soft_wrap=True)
     out.print(f"stock override: {stock or 'none, the counts differ between blocks'}")
     if schedule.source is not None:
-        out.print(f"source: {_source_line(schedule)}", soft_wrap=True)
+        out.print(shown(f"source: {_source_line(schedule)}"), soft_wrap=True)
     return 0
 
 
@@ -109,10 +108,10 @@ def run_diff(args: argparse.Namespace) -> int:
         print_json({"before": before.name, "after": after.name, "changes": changes})
         return 0
     if not changes:
-        print(f"{before.name} and {after.name} consult the same experts in every block")
+        say(f"{before.name} and {after.name} consult the same experts in every block")
     for change in changes:
         blocks = str(change.first) if change.first == change.last else f"{change.first}-{change.last}"
-        print(f"{blocks}: {change.before} -> {change.after}")
+        say(f"{blocks}: {change.before} -> {change.after}")
     return 0
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console, say_error
-from routing_lab.errors import NothingAcceptedError
+from routing_lab.cli.output import console, print_json, progress_console, say_error, shown, strip_width
+from routing_lab.errors import NothingAcceptedError, Problem, RoutingLabError, UserFileError
 
 if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
+    from routing_lab.probes import ProbeSet
     from routing_lab.search import Progress, StudyRecord, StudyResult, StudySettings
     from routing_lab.space import SearchSpace
 
 DEFAULT_STORAGE = Path("runs/studies.db")
 SCREENING_ROUNDS = 6
+_ASKED_AGAIN = ("study", "storage", "model", "probes", *options.RUNTIME)
+MOST_TRIALS = 1_000_000
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -37,12 +42,13 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument("--space", type=Path, metavar="YAML", help="search space (default: made for the model)")
     parser.add_argument(
         "--trials",
-        type=options.positive,
+        type=options.whole(1, MOST_TRIALS),
         default=40,
         metavar="N",
         help="evaluated schedules of the whole study (default: %(default)s)",
     )
-    parser.add_argument("--hours", type=options.positive_number, metavar="H", help="stop this session after so long")
+    hours = options.decimal(0.001, 8760, " (a year)")
+    parser.add_argument("--hours", type=hours, metavar="H", help="stop this session after so long")
     parser.add_argument("--sampler", choices=("tpe", "random"), default="tpe", help="default: %(default)s")
     parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -63,14 +69,33 @@ def add_study(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def study_storage(args: argparse.Namespace) -> Path:
+    """The file of ``--storage``.
+
+    Raises:
+        UsageError: It is no file name, or ``--study`` no name of a study.
+        UserFileError: It is there and no file.
+    """
+    from routing_lab.search.storage import check_study_name, storage_path
+
+    check_study_name(args.study)
+    path = storage_path(args.storage)
+    if path.exists() and not path.is_file():
+        what = "is a folder" if path.is_dir() else "is no regular file"
+        raise UserFileError(str(path), [Problem("", what, "name a file, for instance runs/studies.db")])
+    return path
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the study and print its frontier; exit code 5 when nothing passed."""
     from routing_lab.search import run_study
 
     settings = _settings(args)
     probes = options.probe_set(args)
+    options.require_splits(probes, "gate")
     space = _space(args)
-    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar:
+    _check_study(args, probes, space)
+    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar, _leaving_no_lock(args):
         result = run_study(
             runtime,
             probes,
@@ -83,13 +108,56 @@ def run(args: argparse.Namespace) -> int:
         facts = runtime.facts
     _print_result(args, result, facts)
     if not result.candidates:
-        return say_error(
-            NothingAcceptedError(
-                f"none of the {len(result.study.evaluated)} schedules of study {args.study} passed the gate; "
-                "search longer, or widen the space towards the model's own counts"
-            )
-        )
+        return say_error(NothingAcceptedError(_nothing_passed(args, result)))
     return 0
+
+
+def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace) -> None:
+    """Say before the model is loaded what needs no model: the study is run elsewhere, or asks another question.
+
+    Raises as ``run_study``, which looks again: it knows the library and the model's digest too.
+    """
+    from routing_lab.schedule import Schedule
+    from routing_lab.search.storage import load_study, study_lock, study_names
+    from routing_lab.search.study import _refuse_another_question
+
+    facts = options.read_facts(args)
+    space.check(facts)
+    path = study_storage(args)
+    with study_lock(path, args.study):
+        pass
+    if path.exists() and path.stat().st_size > 0 and args.study in study_names(path):
+        asked = {
+            "baseline": Schedule.baseline(facts).key(facts),
+            "probes": f"{probes.name} ({probes.digest})",
+            "search space": space.to_yaml(),
+            "policy": args.policy,
+            "placement": options.runtime_options(args).placement.describe(),
+        }
+        _refuse_another_question(load_study(path, args.study), asked)
+
+
+@contextmanager
+def _leaving_no_lock(args: argparse.Namespace) -> Iterator[None]:
+    """Remove the study's lock file after an error or an interrupt too: whoever takes the lock last removes its file."""
+    from routing_lab.search.storage import study_lock
+
+    try:
+        yield
+    except BaseException:
+        with suppress(RoutingLabError), study_lock(study_storage(args), args.study):
+            pass
+        raise
+
+
+def _nothing_passed(args: argparse.Namespace, result: StudyResult) -> str:
+    evaluated = len(result.study.evaluated)
+    if not evaluated:
+        return f"study {args.study} ended before a schedule was evaluated; give it more --hours or --trials"
+    return (
+        f"none of the {evaluated} schedules of study {args.study} passed the gate; "
+        "search longer, or widen the space towards the model's own counts"
+    )
 
 
 def _settings(args: argparse.Namespace) -> StudySettings:
@@ -123,8 +191,9 @@ def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFac
     if result.candidates:
         best = result.candidates[0]
         out.print(f"\nfastest accepted so far (screening): {best.key}")
-        out.print(schedule_strip(best.schedule, facts))
-        out.print(f"\nnext: routing-lab validate --study {args.study} --storage {args.storage}")
+        out.print(schedule_strip(best.schedule, facts, width=strip_width(out)))
+        out.print()
+        out.print(shown(f"next: {options.command_line(args, 'validate', *_ASKED_AGAIN)}"), soft_wrap=True)
 
 
 def study_fields(study: StudyRecord) -> dict[str, object]:
@@ -178,7 +247,7 @@ class _Bar:
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
             if baseline.failures:
-                self._bar.print(f"the baseline itself fails: {', '.join(baseline.failures)}")
+                self._bar.print(shown(f"the baseline itself fails: {', '.join(baseline.failures)}"))
         self._bar.update(
             self._task,
             description="trials",

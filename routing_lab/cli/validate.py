@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console, say_error
-from routing_lab.cli.search import add_study
-from routing_lab.errors import NothingAcceptedError
+from routing_lab.cli.files import check_outputs, write_output
+from routing_lab.cli.output import activity, console, print_json, say_error, shown, strip_width
+from routing_lab.cli.search import add_study, study_storage
+from routing_lab.errors import NothingAcceptedError, Problem, UserFileError
 from routing_lab.schedule import format_counts
 
 if TYPE_CHECKING:
+    from routing_lab.model import ModelFacts
     from routing_lab.schedule import Schedule
-    from routing_lab.validate import Validation, ValidationProgress
+    from routing_lab.validate import Validation
 
 ROUNDS = 24
 
@@ -63,46 +64,77 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the acceptance; exit code 5 when no candidate survives."""
     from routing_lab.gate import AcceptanceRule
-    from routing_lab.report import certificate_table, schedule_strip, validated_table
     from routing_lab.validate import ValidateSettings, validate
 
     settings = ValidateSettings(
         measure=options.measure_settings(args), acceptance_rule=AcceptanceRule(margin=args.margin, strict=args.strict)
     )
     probes = options.probe_set(args)
-    options.check_output(args.output)
+    options.require_splits(probes, "gate", "holdout")
+    check_outputs(args, inputs=[] if args.schedule else [study_storage(args)])
     if args.schedule:
         schedules = options.load_schedules(args.schedule)
         options.check_fit(schedules, args.schedule, options.read_facts(args))
     else:
         schedules = _candidates(args)
-    with options.open_runtime(args) as runtime, _Status() as status:
-        result = validate(runtime, probes, schedules, settings, on_progress=status.update)
+    with options.open_runtime(args) as runtime, activity("loading the model") as say_doing:
+        result = validate(
+            runtime,
+            probes,
+            schedules,
+            settings,
+            on_progress=lambda now: say_doing(f"{now.doing}  ({now.done} of {now.total} probes asked)"),
+        )
         facts = runtime.facts
-    if result.certificate is not None:
-        result.certificate.save(args.output)
+    unsaved = _save(result, args.output)
     if args.json:
-        print_json(_fields(result, args.output))
+        print_json(_fields(result, args.output, unsaved))
     else:
-        console().print(validated_table(result.results))
+        _print(result, facts, args.output, unsaved)
+    if unsaved is not None:
+        return say_error(unsaved)
     try:
-        certificate = result.require_certificate()
+        result.require_certificate()
     except NothingAcceptedError as error:
         return say_error(error)  # the results themselves are printed already
-    if not args.json:
-        out = console()
-        out.print(certificate_table(certificate))
-        out.print(f"\naccepted: {certificate.schedule.experts_used}")
-        out.print(schedule_strip(certificate.schedule.schedule, facts))
-        out.print(f"certificate: {args.output}")
     return 0
 
 
-def _fields(result: Validation, output: Path) -> dict[str, object]:
+def _save(result: Validation, output: Path) -> UserFileError | None:
+    """Write the certificate where there is one; what cannot be written is returned, for hours of work are in it."""
+    if result.certificate is not None:
+        try:
+            write_output(output, result.certificate.to_yaml().encode())
+        except UserFileError as error:
+            problems = [Problem(one.where, one.what, "the certificate is printed instead") for one in error.problems]
+            return UserFileError(error.file, problems)
+    return None
+
+
+def _print(result: Validation, facts: ModelFacts, output: Path, unsaved: UserFileError | None) -> None:
+    from routing_lab.report import certificate_table, schedule_strip, validated_table
+
+    out = console()
+    out.print(validated_table(result.results))
+    certificate = result.certificate
+    if certificate is None:
+        return
+    out.print(certificate_table(certificate))
+    out.print(f"\naccepted: {certificate.schedule.experts_used}")
+    out.print(schedule_strip(certificate.schedule.schedule, facts, width=strip_width(out)))
+    if unsaved is None:
+        out.print(shown(f"certificate: {output}"))
+    else:
+        print(f"\n{certificate.to_yaml()}", end="")
+
+
+def _fields(result: Validation, output: Path, unsaved: UserFileError | None) -> dict[str, object]:
+    certificate = result.certificate
     return {
         "stage": "validated",
-        "accepted": result.certificate is not None,
-        "certificate": output if result.certificate else None,
+        "accepted": certificate is not None,
+        "certificate": output if certificate and unsaved is None else None,
+        **({"certificate_yaml": certificate.to_yaml()} if certificate and unsaved else {}),
         "results": [
             {
                 "schedule": one.schedule.name,
@@ -133,23 +165,3 @@ def _candidates(args: argparse.Namespace) -> list[Schedule]:
             f"routing-lab search --study {args.study} --storage {args.storage}"
         )
     return [trial.schedule for trial in found]
-
-
-class _Status:
-    """One line that says what the acceptance run is doing."""
-
-    def __init__(self) -> None:
-        self._status = progress_console().status("loading the model")
-
-    def __enter__(self) -> Self:
-        self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._status.stop()
-
-    def update(self, progress: ValidationProgress) -> None:
-        """Show the current step."""
-        self._status.update(f"{progress.doing}  ({progress.done} of {progress.total} probes asked)")

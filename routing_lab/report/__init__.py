@@ -4,7 +4,7 @@ Tables and strips need rich only; frames import pandas and figures import matplo
 runs a model or decides anything: a report is a view of a study, an evaluation, an acceptance run or a certificate.
 """
 
-from routing_lab.report.figures import figure_frontier, figure_published, figure_strip
+from routing_lab.report.figures import FIGURE_FORMATS, figure_frontier, figure_published, figure_strip
 from routing_lab.report.frames import (
     block_columns,
     block_effects,
@@ -17,6 +17,7 @@ from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip
 from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
 
 __all__ = [
+    "FIGURE_FORMATS",
     "BlockKind",
     "StripCell",
     "block_columns",

@@ -16,6 +16,7 @@ from routing_lab.model import ModelFacts
 from routing_lab.report.frames import frontier
 from routing_lab.report.strip import BlockKind, StripCell, strip_cells
 from routing_lab.schedule import Schedule
+from routing_lab.visible import visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["figure_frontier", "figure_published", "figure_strip"]
+__all__ = ["FIGURE_FORMATS", "figure_frontier", "figure_published", "figure_strip"]
+
+FIGURE_FORMATS: Final = ("png", "svg", "pdf")
+"""What the command line writes; ``savefig`` knows more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
         axes.set_ylabel(f"share of gate probes answered correctly{_CUT if cut else ''}")
         axes.set_ylim(shown["share_correct"].min() - 0.05, 1.03)
         axes.set_xlim(*_span(shown["speed_ratio"]))
-        axes.set_title(f"{len(shown)} trials ({title})")
+        axes.set_title(f"{len(shown)} trials ({visible(title)})", parse_math=False)
         _legend(figure, verdicts, line)
     return figure
 
@@ -151,7 +155,7 @@ def figure_strip(schedules: Sequence[Schedule], facts: ModelFacts) -> Figure:
                 _draw_cell(axes, cell, position, full, numbered=facts.blocks <= 64)  # noqa: PLR2004 - 8 inches hold 64
         axes.set_xlim(-0.5, facts.blocks - 0.5)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_yticks(range(len(rows)), [schedule.name for schedule in schedules])
+        _name_rows(axes, [schedule.name for schedule in schedules])
         axes.set_xticks(range(0, facts.blocks, 1 if facts.blocks <= 16 else 8))  # noqa: PLR2004 - room for the numbers
         axes.set_xlabel("block")
         axes.set_title("experts consulted per token")
@@ -204,10 +208,15 @@ def _draw_schedules(axes: Axes, frame: pd.DataFrame) -> None:
         # Where there is no interval its ends are NaN, and nothing is drawn.
         axes.plot([row["ratio_low"], row["ratio_high"]], [position] * 2, color=look.colour, linewidth=1.4, alpha=0.6)
         axes.plot([row["speed_ratio"]], [position], look.marker, color=look.colour, **_MARK)
-    axes.set_yticks(range(len(rows)), [row["schedule"] for row in rows])
+    _name_rows(axes, [row["schedule"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(*_span(frame["speed_ratio"]))
     axes.grid(visible=False, axis="y")
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Names beside the rows, as they are: a dollar sign in one begins no formula."""
+    axes.set_yticks(range(len(names)), [visible(name) for name in names], parse_math=False)
 
 
 def _legend(figure: Figure, statuses: Sequence[str], *more: Artist) -> None:

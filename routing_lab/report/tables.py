@@ -17,6 +17,7 @@ from rich.text import Text
 from routing_lab.answers import Status
 from routing_lab.gate import PairedDifference, Result, Verdict
 from routing_lab.schedule import format_counts
+from routing_lab.visible import visible
 
 if TYPE_CHECKING:
     from routing_lab.certificate import Certificate, EvenSpread
@@ -52,7 +53,7 @@ def evaluation_table(evaluation: Evaluation) -> RenderableType:
     _add_speed_columns(table, evaluation.baseline.speed)
     table.add_column("answers")
     for row in (evaluation.baseline, *evaluation.rows):
-        name = Text(row.schedule.name)
+        name = Text(visible(row.schedule.name))
         table.add_row(name, str(row.total_experts), *_speed(row.speed), _answers(row.verdict, row.outcomes))
     return _page("Evaluation: decode speed and gate answers beside the baseline", table, _errors(evaluation.rows))
 
@@ -192,7 +193,7 @@ def _add_validated(table: Table, row: _Validated) -> None:
     word = _signed(Result.PASS if row.accepted else Result.FAIL, "accepted" if row.accepted else "refused")
     holdout = f"{row.holdout.candidate_correct}/{row.holdout.n} ({_points(row.holdout.difference)})"
     gate = f"{row.gate.passed}/{row.gate.total}"
-    name = Text(row.name).append(f"\n{_breakable(row.experts_used)}", style="dim")
+    name = Text(visible(row.name)).append(f"\n{_breakable(row.experts_used)}", style="dim")
     table.add_row(name, _interval(row.speed), gate, holdout, word)
 
 
@@ -206,7 +207,7 @@ def _table() -> Table:
 
 def _page(title: str, table: Table, notes: Iterable[str]) -> RenderableType:
     """Title, table, notes. The title is no part of the table: rich would wrap it to the width of a narrow one."""
-    return Group(Text(title, style="bold"), table, *(Text(note, style="dim") for note in notes))
+    return Group(Text(visible(title), style="bold"), table, *(Text(visible(note), style="dim") for note in notes))
 
 
 def _add_speed_columns(table: Table, example: SpeedRatio | None) -> None:
@@ -251,4 +252,4 @@ def _answers_text(verdict: Verdict) -> str:
 
 def _signed(word: str, text: str) -> Text:
     sign, colour = _SIGNS[str(word)]
-    return Text(f"{sign} {text}", style=colour)
+    return Text(f"{sign} {visible(text)}", style=colour)
