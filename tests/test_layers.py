@@ -19,7 +19,7 @@ RANKS = {
     "model": 1,
     "demo": 1,
     "schedule": 2,
-    "placement": 2,
+    "placement": 2.5,  # its files name the model they are for, as schedules do
     "overrides": 3,
     "space": 3,
     "runtime": 4,

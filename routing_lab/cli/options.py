@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from routing_lab.runtime.llama import LlamaRuntime
     from routing_lab.schedule import Schedule
 
+CONTEXT_TOKENS = 4096
+
 Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
 
 
@@ -82,7 +84,9 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How the model is loaded: threads, context, placement, library."""
     group = parser.add_argument_group("how the model is loaded")
     group.add_argument("--threads", type=positive, metavar="N", help="default: every core, but 1 for a tiny model")
-    group.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens (default: %(default)s)")
+    group.add_argument(
+        "--context", type=positive, metavar="N", help=f"tokens (default: the placement's, else {CONTEXT_TOKENS})"
+    )
     group.add_argument("--gpu-layers", type=non_negative, metavar="N", help="layers kept on the GPU (default: 0)")
     group.add_argument(
         "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
@@ -112,10 +116,11 @@ def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
     """
     from routing_lab.runtime.base import RuntimeOptions
 
+    placement = _placement(args)
     return RuntimeOptions(
         threads=args.threads,
-        context_tokens=args.context,
-        placement=_placement(args),
+        context_tokens=args.context or placement.context_tokens or CONTEXT_TOKENS,
+        placement=placement,
         override="off" if args.stock else "auto",
         library_dir=args.library,
     )
