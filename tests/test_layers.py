@@ -20,6 +20,7 @@ RANKS = {
     "demo": 1,
     "schedule": 2,
     "placement": 2.5,  # its files name the model they are for, as schedules do
+    "plan": 3,
     "overrides": 3,
     "space": 3,
     "runtime": 4,

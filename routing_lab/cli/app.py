@@ -16,6 +16,7 @@ from routing_lab.errors import InterruptedStudyError, RoutingLabError, UsageErro
 COMMANDS = (
     "doctor",
     "model",
+    "placement",
     "schedule",
     "probes",
     "answers",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from routing_lab.schedule import Schedule
 
 CONTEXT_TOKENS = 4096
+_LAST_PORT = 65535
 
 Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
 
@@ -92,6 +93,14 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
     )
     group.add_argument("--placement", type=Path, metavar="YAML", help="placement file, instead of the two above")
+    group.add_argument(
+        "--rpc",
+        action="append",
+        type=endpoint,
+        default=[],
+        metavar="HOST:PORT",
+        help="use the devices of an RPC server",
+    )
     group.add_argument("--library", type=Path, metavar="DIR", help="folder with libllama (default: the installed one)")
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
@@ -123,6 +132,7 @@ def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
         placement=placement,
         override="off" if args.stock else "auto",
         library_dir=args.library,
+        rpc_servers=tuple(args.rpc),
     )
 
 
@@ -269,6 +279,14 @@ def non_negative(text: str) -> int:
     return _at_least(0, text)
 
 
+def endpoint(text: str) -> str:
+    """``HOST:PORT``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"needs HOST:PORT, not {text!r}")
+    return text
+
+
 def positive_number(text: str) -> float:
     """A finite number above 0."""
     try:
@@ -278,6 +296,11 @@ def positive_number(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"needs a number above 0, not {text!r}")
     return value
+
+
+def non_negative_number(text: str) -> float:
+    """A finite number of at least 0."""
+    return 0.0 if text.strip() in {"0", "0.0"} else positive_number(text)
 
 
 def share(text: str) -> float:

@@ -1,0 +1,207 @@
+"""``routing-lab placement``: plan where a model lives, and measure where it runs best."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from routing_lab.cli import options
+from routing_lab.cli.output import console, plain, print_json, size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from routing_lab.model import ModelMemory
+    from routing_lab.plan import KvType, Limits, Plan, TradeRow
+
+_FIRST_CONTEXT = 2048
+_LAST_CONTEXT = 1 << 18
+
+
+def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command and its actions."""
+    actions = options.group(
+        commands, "placement", help="plan where weights live, and measure placements"
+    ).add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_plan(actions)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# plan
+
+
+def _add_plan(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.command(
+        actions,
+        "plan",
+        run_plan,
+        help="say from the file alone what fits a device and a host, and suggest a placement",
+        description="Add up weights, caches and an estimate of the compute buffers from the header of a GGUF, and\n"
+        "suggest the placement with the fewest blocks' experts in host memory. Nothing is loaded.",
+        example="routing-lab placement plan --model big.gguf --device-gib 12 --host-gib 32 --context 16384 -o big.yaml",
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--device-gib", type=options.positive_number, required=True, metavar="X", help="memory of the device"
+    )
+    parser.add_argument(
+        "--host-gib", type=options.positive_number, metavar="Y", help="memory of the host (default: this machine's)"
+    )
+    parser.add_argument(
+        "--spare-gib",
+        type=options.non_negative_number,
+        default=0.5,
+        metavar="X",
+        help="left free on the device for its driver and a screen (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=options.positive, metavar="N", help="tokens (default: the placement's, else 4096)"
+    )
+    parser.add_argument("--batch", type=options.positive, default=512, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--kv-type", choices=("f16", "f32", "q8_0"), default="f16", help="type of the KV cache (default: %(default)s)"
+    )
+    parser.add_argument("--placement", type=Path, metavar="YAML", help="add up this placement instead of a suggestion")
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the placement to this file")
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print both sides of the placement, what is wrong with it, and context against blocks."""
+    from routing_lab.model import ModelMemory
+    from routing_lab.placement import Placement
+    from routing_lab.plan import GIB, Limits, plan, suggest, trade
+
+    if args.output is not None:
+        options.check_output(args.output)
+    given = None if args.placement is None else Placement.load(args.placement)
+    memory = ModelMemory.read(options.model_path(args))
+    limits = Limits(
+        device_bytes=round(args.device_gib * GIB),
+        host_bytes=_host_memory() if args.host_gib is None else round(args.host_gib * GIB),
+        device_spare_bytes=round(args.spare_gib * GIB),
+    )
+    context = args.context or (given.context_tokens if given else None) or options.CONTEXT_TOKENS
+    kv_type: KvType = args.kv_type
+    if given is None:
+        result = suggest(memory, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
+    else:
+        result = plan(memory, given, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
+    rows = trade(memory, limits, _contexts(memory, context), batch_tokens=args.batch, kv_type=kv_type)
+    if args.output is not None:
+        result.placement.save(args.output)
+    if args.json:
+        print_json(_plan_fields(result, rows, memory))
+    else:
+        _print_plan(result, rows, memory, limits)
+    return 0
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _contexts(memory: ModelMemory, asked: int) -> list[int]:
+    last = min(memory.facts.context_length or _LAST_CONTEXT, _LAST_CONTEXT)
+    powers = {1 << n for n in range(_FIRST_CONTEXT.bit_length() - 1, _LAST_CONTEXT.bit_length())}
+    return sorted({asked, *(tokens for tokens in powers if tokens <= last)})
+
+
+def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dict[str, object]:
+    from routing_lab.plan import block_kinds
+
+    sides = {
+        name: {
+            "weights": plain(side.weights),
+            "weight_bytes": side.weight_bytes,
+            "cache_bytes": side.cache_bytes,
+            "compute_bytes_estimate": side.compute_bytes,
+            "total_bytes": side.total_bytes,
+        }
+        for name, side in (("device", result.device), ("host", result.host))
+    }
+    return {
+        "placement": plain(result.placement),
+        "flags": result.placement.to_flags(short=True),
+        "context_tokens": result.context_tokens,
+        "batch_tokens": result.batch_tokens,
+        "kv_type": result.kv_type,
+        **sides,
+        "limits": plain(result.limits),
+        "fits_device": result.fits_device,
+        "fits_host": result.fits_host,
+        "warnings": list(result.warnings),
+        "notes": list(result.notes),
+        "blocks": {
+            str(block): {"weights": block_kinds(memory, block), "cache": plain(cache)}
+            for block, cache in memory.caches.items()
+        },
+        "trade": plain(rows),
+    }
+
+
+def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits: Limits) -> None:
+    out = console()
+    out.print(_block_table(memory, result))
+    out.print()
+    out.print(f"{result.placement.name or 'placement'}: {result.placement.describe()}")
+    out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
+    out.print()
+    out.print(_sides_table(result, limits))
+    for line in (*(f"warning: {text}" for text in result.warnings), *(f"note: {text}" for text in result.notes)):
+        out.print(line)
+    out.print()
+    out.print(_trade_table(rows))
+
+
+def _block_table(memory: ModelMemory, result: Plan) -> Table:
+    """Weights and cache of each run of blocks that are alike, in MiB."""
+    from rich.table import Table
+
+    from routing_lab.model import format_blocks
+    from routing_lab.plan import KINDS, block_kinds
+
+    alike: dict[tuple[tuple[tuple[str, int], ...], int], list[int]] = {}
+    for block in memory.caches:
+        cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens)
+        alike.setdefault((tuple(block_kinds(memory, block).items()), cached), []).append(block)
+    shown = [kind for kind in KINDS if any(kind in dict(kinds) for kinds, _ in alike)]
+    table = Table("blocks", title="each block, MiB", title_justify="left", box=None, pad_edge=False)
+    for name in (*shown, "cache"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for (kinds, cached), blocks in alike.items():
+        cells = [_mebibytes(dict(kinds).get(kind, 0)) for kind in shown]
+        table.add_row(format_blocks(blocks), *cells, _mebibytes(cached))
+    return table
+
+
+def _sides_table(result: Plan, limits: Limits) -> Table:
+    from rich.table import Table
+
+    table = Table("", box=None, pad_edge=False, title=f"context {result.context_tokens:,}", title_justify="left")
+    for name in ("weights", "caches", "compute (estimate)", "together", "there is", "fits"):
+        table.add_column(name, justify="right")
+    for name, side, there, fits in (
+        ("device", result.device, limits.device_bytes, result.fits_device),
+        ("host", result.host, limits.host_bytes, result.fits_host),
+    ):
+        sizes = (side.weight_bytes, side.cache_bytes, side.compute_bytes, side.total_bytes, there or 0)
+        table.add_row(name, *map(size, sizes), "yes" if fits else "NO")
+    return table
+
+
+def _trade_table(rows: list[TradeRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="context against blocks", title_justify="left")
+    for name in ("context", "blocks with experts on the host", "device", "host"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        blocks = "all do not suffice" if row.host_blocks is None else str(row.host_blocks)
+        table.add_row(f"{row.context_tokens:,}", blocks, size(row.device_bytes), size(row.host_bytes))
+    return table
+
+
+def _mebibytes(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.2f}" if size_bytes else "-"
