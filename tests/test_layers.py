@@ -21,6 +21,7 @@ RANKS = {
     "schedule": 2,
     "placement": 2.5,  # its files name the model they are for, as schedules do
     "plan": 3,
+    "published": 2,
     "overrides": 3,
     "space": 3,
     "runtime": 4,
