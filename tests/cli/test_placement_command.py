@@ -1,0 +1,96 @@
+"""``routing-lab placement`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from routing_lab import demo
+from routing_lab.cli import main
+from routing_lab.model import ModelFacts
+from routing_lab.overrides import parse_placement
+from routing_lab.placement import Placement
+
+MIB_IN_GIB = 1 / 1024
+
+
+def plan(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, dict[str, object]]:
+    code = main(["placement", "plan", *map(str, argv), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_suggestion_is_written_as_a_file_that_gives_the_same_plan(capsys, tmp_path) -> None:
+    file = tmp_path / "demo.yaml"
+    device = ["--device-gib", 18 * MIB_IN_GIB, "--spare-gib", "0", "--context", "2048"]
+    code, suggested = plan(capsys, *device, "-o", file)
+    assert code == 0
+    written = Placement.load(file)
+    written.check(ModelFacts.read(demo.model_path()))
+    assert 0 < len(written.host_experts) < 6
+    code, again = plan(capsys, "--placement", file, *device[:4])
+    assert again == suggested
+    assert parse_placement(suggested["flags"]).same_place(written)
+
+
+def test_a_table_says_what_fits_and_what_a_context_costs(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "12", "--host-gib", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "compute (estimate)" in text
+    assert "--n-gpu-layers 7" in text
+    assert "context against blocks" in text
+
+
+def test_swap_is_warned_about(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "0.001", "--spare-gib", "0", "--host-gib", "2"]) == 0
+    assert "warning: the host needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--device-gib", "0"], 2, "needs a number above 0"),
+        (["--device-gib", "12", "--spare-gib", "-1"], 2, "needs a number"),
+        ([], 2, "--device-gib"),
+        (["--device-gib", "1", "--model", "/nowhere.gguf"], 3, "cannot be read"),
+        (["--device-gib", "1", "--placement", "/nowhere.yaml"], 3, "cannot be read"),
+        (["--device-gib", "1", "--context", "0"], 2, "at least 1"),
+    ],
+)
+def test_mistakes_get_one_message(capsys, argv, code, said) -> None:
+    try:
+        got = main(["placement", "plan", *argv])
+    except SystemExit as stop:
+        got = stop.code
+    error = capsys.readouterr().err
+    assert got == code
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_placement_for_another_model_is_refused(capsys, tmp_path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("model: {architecture: qwen35moe, blocks: 41, experts: 256}\ngpu_layers: 99\n")
+    assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 3
+    assert "this placement is for another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", ":5", "h:0", "h:99999", "h:x"])
+def test_an_endpoint_must_name_host_and_port(capsys, endpoint) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "x.yaml", "--rpc", endpoint])
+    assert stop.value.code == 2
+    assert "needs HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_path) -> None:
+    from routing_lab.cli import app, options
+
+    file = tmp_path / "p.yaml"
+    file.write_text("context: 2048\n")
+    for argv, tokens in (([], 2048), (["--context", "1024"], 1024)):
+        args = app._parser().parse_args(["evaluate", "x.yaml", "--placement", str(file), *argv])
+        assert options.runtime_options(args).context_tokens == tokens
+    bare = app._parser().parse_args(["evaluate", "x.yaml"])
+    assert options.runtime_options(bare).context_tokens == options.CONTEXT_TOKENS
