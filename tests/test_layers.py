@@ -33,6 +33,7 @@ RANKS = {
     "search": 9,
     "evaluate": 9,
     "validate": 9,
+    "sweep": 9,
     "export": 10,
     "report": 10,
     "cli": 11,

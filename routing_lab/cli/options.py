@@ -81,18 +81,17 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
     return ModelFacts.read(model_path(args))
 
 
-def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """How the model is loaded: threads, context, placement, library."""
+def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> None:
+    """How the model is loaded: threads, context, library, and the placement where the command does not choose it."""
     group = parser.add_argument_group("how the model is loaded")
     group.add_argument("--threads", type=positive, metavar="N", help="default: every core, but 1 for a tiny model")
     group.add_argument(
         "--context", type=positive, metavar="N", help=f"tokens (default: the placement's, else {CONTEXT_TOKENS})"
     )
-    group.add_argument("--gpu-layers", type=non_negative, metavar="N", help="layers kept on the GPU (default: 0)")
-    group.add_argument(
-        "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
-    )
-    group.add_argument("--placement", type=Path, metavar="YAML", help="placement file, instead of the two above")
+    if placement:
+        add_placement(group)
+    else:
+        parser.set_defaults(gpu_layers=None, host_experts=None, placement=None)
     group.add_argument(
         "--rpc",
         action="append",
@@ -105,6 +104,15 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
     )
+
+
+def add_placement(group: argparse._ArgumentGroup) -> None:
+    """Where weights live."""
+    group.add_argument("--gpu-layers", type=non_negative, metavar="N", help="layers kept on the GPU (default: 0)")
+    group.add_argument(
+        "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
+    )
+    group.add_argument("--placement", type=Path, metavar="YAML", help="placement file, instead of the two above")
 
 
 @contextlib.contextmanager

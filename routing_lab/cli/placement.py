@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, plain, print_json, size
+from routing_lab.cli.output import console, plain, print_json, progress_console, size
+from routing_lab.errors import Problem, UsageError, UserFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.table import Table
 
-    from routing_lab.model import ModelMemory
+    from routing_lab.model import ModelFacts, ModelMemory
+    from routing_lab.placement import Placement
     from routing_lab.plan import KvType, Limits, Plan, TradeRow
+    from routing_lab.runtime.llama import LlamaRuntime
+    from routing_lab.sweep import SweepRow
 
 _FIRST_CONTEXT = 2048
 _LAST_CONTEXT = 1 << 18
@@ -26,6 +33,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         commands, "placement", help="plan where weights live, and measure placements"
     ).add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_plan(actions)
+    _add_sweep(actions)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,3 +213,123 @@ def _trade_table(rows: list[TradeRow]) -> Table:
 
 def _mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.2f}" if size_bytes else "-"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# sweep
+
+
+def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.command(
+        actions,
+        "sweep",
+        run_sweep,
+        help="measure placements in turns: decode rate, memory on both sides, page faults, swap",
+        description="Measure two ways of moving weights to the host, in common rounds: the experts of some blocks,\n"
+        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.",
+        example="routing-lab placement sweep --model big.gguf --blocks 0,8,16,33-40 --layers 0,20,41 --csv sweep.csv",
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--blocks",
+        metavar="LIST",
+        help="experts on the host, all layers on the device: of the first N blocks each, or of ranges such as 33-40",
+    )
+    parser.add_argument("--layers", metavar="LIST", help="whole layers on the device, as --gpu-layers counts them")
+    parser.add_argument("--tokens", type=options.positive, default=64, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=options.positive, default=6, metavar="N", help="default: %(default)s")
+    parser.add_argument("--keep-loaded", action="store_true", help="load every placement once and keep all in memory")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf (needs matplotlib)")
+    parser.add_argument(
+        "--beside", type=Path, action="append", default=[], metavar="YAML", help="a published table to print below"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the fastest placement to this file")
+    options.add_runtime(parser, placement=False)
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Measure, and print one row per placement."""
+    from routing_lab.published import PublishedTable
+    from routing_lab.report import figure_sweep, published_table, sweep_table
+    from routing_lab.sweep import SweepSettings, sweep
+
+    for path in filter(None, (args.csv, args.figure, args.output)):
+        options.check_output(path)
+    if args.figure is not None and args.figure.suffix not in {".png", ".svg", ".pdf"}:
+        raise UsageError(f"--figure {args.figure}: the name must end in .png, .svg or .pdf")
+    if args.keep_loaded and args.rpc:
+        raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
+    tables = [PublishedTable.load(path) for path in args.beside]
+    placements = _placements(args, options.read_facts(args))
+    try:
+        settings = SweepSettings(tokens=args.tokens, rounds=args.rounds, keep_loaded=args.keep_loaded)
+    except ValueError as error:
+        raise UsageError(f"--rounds: {error}") from error
+    with progress_console().status("loading the model") as status:
+        rows = sweep(_opener(args), placements, settings, on_progress=status.update)
+    if args.csv is not None:
+        _write_csv(args.csv, rows)
+    if args.figure is not None:
+        figure_sweep(rows).savefig(args.figure)
+    if args.output is not None:
+        _fastest(rows).save(args.output)
+    if args.json:
+        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
+    else:
+        console().print(sweep_table(rows))
+        for table in tables:
+            console().print()
+            console().print(published_table(table))
+    return 0
+
+
+def _placements(args: argparse.Namespace, facts: ModelFacts) -> list[Placement]:
+    from routing_lab.sweep import expert_placements, layer_placements
+
+    blocks, layers = args.blocks, args.layers
+    if blocks is None and layers is None:
+        stored, most = len([b for b in facts.blocks_with_experts if b not in facts.mtp_blocks]), facts.blocks + 1
+        blocks = ",".join(str(n) for n in _quarters(stored))
+        layers = ",".join(str(n) for n in _quarters(most)[:-1])
+    found = expert_placements(facts, blocks.split(",")) if blocks else []
+    try:
+        counts = [options.non_negative(text) for text in layers.split(",")] if layers else []
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--layers {error}") from None
+    found += layer_placements(facts, counts)
+    for placement in found:
+        placement.check(facts)
+    return found
+
+
+def _quarters(most: int) -> list[int]:
+    return sorted({most * part // 4 for part in range(5)})
+
+
+def _opener(args: argparse.Namespace) -> Callable[[Placement], LlamaRuntime]:
+    from dataclasses import replace
+
+    from routing_lab.runtime.llama import LlamaRuntime
+
+    base = options.runtime_options(args)
+    return lambda placement: LlamaRuntime(options.model_path(args), replace(base, placement=placement))
+
+
+def _write_csv(path: Path, rows: Sequence[SweepRow]) -> None:
+    from routing_lab.sweep import CSV_COLUMNS
+
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, CSV_COLUMNS)
+            writer.writeheader()
+            writer.writerows(row.to_dict() for row in rows)
+    except OSError as error:
+        raise UserFileError(str(path), [Problem("", f"cannot be written: {error.strerror or error}")]) from None
+
+
+def _fastest(rows: Sequence[SweepRow]) -> Placement:
+    ran = [row for row in rows if row.tokens_per_s is not None]
+    if not ran:
+        raise UsageError("no placement ran, so there is none to write")
+    return max(ran, key=lambda row: row.tokens_per_s or 0.0).placement

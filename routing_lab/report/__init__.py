@@ -13,6 +13,7 @@ from routing_lab.report.frames import (
     published_frame,
     study_frame,
 )
+from routing_lab.report.placements import figure_sweep, published_table, sweep_table
 from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip_cells
 from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
 
@@ -27,11 +28,14 @@ __all__ = [
     "figure_frontier",
     "figure_published",
     "figure_strip",
+    "figure_sweep",
     "frontier",
     "published_frame",
+    "published_table",
     "schedule_strip",
     "screening_table",
     "strip_cells",
     "study_frame",
+    "sweep_table",
     "validated_table",
 ]

@@ -106,6 +106,11 @@ class Buffer:
     use: str
     size_bytes: int
 
+    @property
+    def on_device(self) -> bool:
+        """Whether this is memory of a device; buffers for transfers to one (``CUDA_Host``) are the host's."""
+        return not self.device.startswith("CPU") and not self.device.endswith("_Host")
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rpcserver import llama_bin, rpc_server
 
 from routing_lab import demo
 from routing_lab.cli import main
@@ -94,3 +95,50 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
         assert options.runtime_options(args).context_tokens == tokens
     bare = app._parser().parse_args(["evaluate", "x.yaml"])
     assert options.runtime_options(bare).context_tokens == options.CONTEXT_TOKENS
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# sweep
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--rounds", "2"], "at least 6"),
+        (["--blocks", "x"], "blocks: 'x'"),
+        (["--blocks", "99"], "the model has 6"),
+        (["--layers", "-1"], "--layers needs a whole number"),
+        (["--layers", "8"], "layers: "),
+        (["--figure", "x.doc"], "must end in .png"),
+        (["--keep-loaded", "--rpc", "127.0.0.1:9"], "does not work with --rpc"),
+        (["--csv", "/"], "cannot be written"),
+    ],
+)
+def test_a_sweep_refuses_mistakes_before_it_loads_anything(capsys, argv, said) -> None:
+    assert main(["placement", "sweep", *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
+    table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
+    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256", "--keep-loaded"]
+    code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
+    rows = json.loads(capsys.readouterr().out)["placements"]
+    assert code == 0
+    assert [row["placement"] for row in rows] == ["all on the device", "0 of 7 layers on the device"]
+    assert all(row["tokens_per_s"] > 0 and row["resident_bytes"] > 1 << 20 for row in rows)
+    header, *lines = table.read_text().splitlines()
+    assert header.startswith("placement,gpu_layers,host_experts,tokens_per_s")
+    assert len(lines) == 2
+    assert Placement.load(best).name in {row["placement"] for row in rows}
+
+
+@pytest.mark.model
+def test_a_sweep_sees_what_a_device_holds(capsys) -> None:
+    with rpc_server(llama_bin()) as server:
+        argv = ["--rpc", server.endpoint, "--library", str(server.library_dir), "--context", "256", "--tokens", "4"]
+        assert main(["placement", "sweep", *argv, "--blocks", "0,3-4", "--layers", "3", "--json"]) == 0
+    everything, without, layers = json.loads(capsys.readouterr().out)["placements"]
+    assert everything["device_bytes"] - without["device_bytes"] > 2 * 1_200_000  # the experts of two blocks
+    assert everything["device_bytes"] > layers["device_bytes"] > 0
