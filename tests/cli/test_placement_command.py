@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fakelab import make_facts, make_probes, make_runtime, make_space
 from rpcserver import llama_bin, rpc_server
 
 from routing_lab import demo
@@ -13,6 +14,8 @@ from routing_lab.cli import main
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import parse_placement
 from routing_lab.placement import Placement
+from routing_lab.runtime import RuntimeOptions
+from routing_lab.search import StudySettings, run_study
 
 MIB_IN_GIB = 1 / 1024
 
@@ -142,3 +145,22 @@ def test_a_sweep_sees_what_a_device_holds(capsys) -> None:
     everything, without, layers = json.loads(capsys.readouterr().out)["placements"]
     assert everything["device_bytes"] - without["device_bytes"] > 2 * 1_200_000  # the experts of two blocks
     assert everything["device_bytes"] > layers["device_bytes"] > 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# report --beside
+
+
+def test_a_report_shows_studies_of_two_placements_in_columns_of_their_own(capsys, tmp_path) -> None:
+    facts, storage = make_facts(tmp_path), tmp_path / "s.db"
+    for name, placement in (("here", Placement()), ("there", Placement(99, (0,)))):
+        runtime = make_runtime(facts, options=RuntimeOptions(placement=placement))
+        settings = StudySettings(trials=4)
+        run_study(runtime, make_probes(), make_space(), study=name, storage=storage, settings=settings)
+    both = ["report", "--storage", str(storage), "--study", "here", "--beside", "there"]
+    assert main(both) == 0
+    assert "there: the last 99 layers on the device, routed experts of blocks 0" in capsys.readouterr().out
+    assert main([*both, "--json"]) == 0
+    assert [study["study"] for study in json.loads(capsys.readouterr().out)["studies"]] == ["here", "there"]
+    assert main([*both, "--csv", str(tmp_path / "x.csv")]) == 2
+    assert "do not rank" in capsys.readouterr().err
