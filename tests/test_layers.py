@@ -35,6 +35,7 @@ RANKS = {
     "validate": 9,
     "sweep": 9,
     "export": 10,
+    "renderings": 10.5,  # other forms of the same export
     "report": 10,
     "cli": 11,
 }
