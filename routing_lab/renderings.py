@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from routing_lab.errors import RuntimeUnsupportedError, UsageError
@@ -53,6 +53,14 @@ def _plain(text: str, what: str, forbidden: str = "") -> str:
     return text
 
 
+def _argv(export: Export) -> list[str]:
+    """The command with an absolute path of the model: a service starts in another folder."""
+    argv = list(export.command.argv)
+    position = argv.index("--model") + 1
+    argv[position] = str(Path(argv[position]).absolute())
+    return argv
+
+
 def _option_pairs(argv: Sequence[str]) -> list[tuple[str, str | None]]:
     """Options and their values; a flag has ``None``."""
     words = iter(argv[1:])
@@ -75,7 +83,7 @@ def render_ini(export: Export) -> str:
             "environment, so counts per block would reach the baseline too; export it as systemd or compose"
         )
     merged: dict[str, list[str]] = {}
-    for option, value in _option_pairs(export.command.argv):
+    for option, value in _option_pairs(_argv(export)):
         if option not in _OF_ROUTER:
             merged.setdefault(option.lstrip("-"), []).append("true" if value is None else value)
     # A key counts once; --override-tensor takes several patterns with commas between them.
@@ -115,7 +123,7 @@ def render_systemd(export: Export) -> str:
     lines = [*_comment(export), "[Unit]", f"Description=llama-server, schedule {described}", "", "[Service]"]
     lines += [f"Environment={_unit_word(f'{key}={value}')}" for key, value in export.command.env.items()]
     # env(1) finds the program on the PATH of the user's session; systemd itself would look in fixed folders only.
-    words = (_unit_word(word).replace("$", "$$") for word in export.command.argv)
+    words = (_unit_word(word).replace("$", "$$") for word in _argv(export))
     lines += [f"ExecStart=/usr/bin/env {' '.join(words)}", "Restart=on-failure", ""]
     return "\n".join([*lines, "[Install]", "WantedBy=default.target"]) + "\n"
 
@@ -154,7 +162,7 @@ def _unit_words(line: str) -> list[str]:
 
 def render_compose(export: Export) -> str:
     """A service on the official image, with model and library mounted. ``$`` is doubled: compose puts variables in."""
-    argv, env = list(export.command.argv[1:]), dict(export.command.env)
+    argv, env = _argv(export)[1:], dict(export.command.env)
     port = _value(argv, "--port")
     model = _value(argv, "--model")
     inside = _MODEL_FOLDER / PurePosixPath(model).name
@@ -209,7 +217,7 @@ def _value(argv: Sequence[str], option: str) -> str:
 
 def render_python(export: Export) -> str:
     """A program that runs the schedule in process, under attestation, with the settings of the export."""
-    argv = export.command.argv
+    argv = _argv(export)
     placement = parse_placement(argv)
     threads = int(_value(argv, "--threads")) if "--threads" in argv else None
     kv_type = _value(argv, "--cache-type-k") if "--cache-type-k" in argv else "f16"

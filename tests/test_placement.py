@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import fakelab
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from modelfiles import make_facts
 
+from routing_lab.certificate import Certificate
 from routing_lab.errors import UserFileError
+from routing_lab.model import BlockBytes
 from routing_lab.overrides import parse_placement
 from routing_lab.placement import HostTensors, Placement, TensorKind
+from routing_lab.runtime.base import RuntimeOptions
 from routing_lab.schedule import ScheduledModel
+from routing_lab.validate import validate
 
 blocks = st.sets(st.integers(0, 99), min_size=1).map(tuple)
 host_tensors = st.dictionaries(st.sampled_from(TensorKind), blocks).map(
@@ -215,3 +220,26 @@ def test_a_kind_reaches_its_own_tensors_only(kind, reached) -> None:
 def test_a_negative_placement_cannot_be_made(make) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+def test_a_certificate_keeps_every_part_of_a_placement(tmp_path) -> None:
+    facts = replace(
+        fakelab.make_facts(tmp_path),
+        block_bytes={block: BlockBytes(routed_experts=1000, other=10) for block in range(fakelab.BLOCKS)},
+    )
+    placement = Placement(
+        99,
+        (0, 1),
+        "mine",
+        (HostTensors(TensorKind.DOWN_EXPERTS, (2,)), HostTensors(TensorKind.ATTENTION, (0, 3))),
+        host_output=True,
+        host_kv=True,
+        context_tokens=2048,
+        model=ScheduledModel("qwen3moe", 4, 16, 8),
+    )
+    placement.check(facts)
+    runtime = fakelab.make_runtime(facts, needs={}, options=RuntimeOptions(placement=placement))
+    validation = validate(runtime, fakelab.make_probes(), [fakelab.schedule(4, 4, 4, 4)])
+    certificate = validation.require_certificate()
+    assert certificate.placement == placement
+    assert Certificate.from_yaml(certificate.to_yaml()).placement == placement

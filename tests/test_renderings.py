@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import ast
 import configparser
+import contextlib
+import json
+import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from fakelab import make_facts, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rpcserver import llama_bin
 
 from routing_lab import demo
 from routing_lab.errors import RuntimeUnsupportedError, UsageError
 from routing_lab.export import UNVALIDATED, Export, ServerSettings, export
 from routing_lab.model import ModelFacts
+from routing_lab.overrides import parse_placement, parse_server_command
 from routing_lab.placement import HostTensors, Placement, TensorKind
 from routing_lab.renderings import FORMATS, IMAGE, PARSERS
 from routing_lab.schedule import Schedule
@@ -126,15 +137,80 @@ def test_a_service_mounts_model_and_library_and_listens_on_loopback_only(facts) 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_unit(facts, tmp_path) -> None:
-    unit = tmp_path / "llama.service"
-    unit.write_text(FORMATS["systemd"](made(facts, schedule(6, 6, 4, 4))), encoding="utf-8")
-    done = subprocess.run(
-        [shutil.which("systemd-analyze") or "", "verify", "--user", str(unit)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "llama.service" not in done.stderr
+    def verify(text: str) -> int:
+        unit = tmp_path / "llama.service"
+        unit.write_text(text, encoding="utf-8")
+        command = [shutil.which("systemd-analyze") or "", "verify", "--user", str(unit)]
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+        return subprocess.run(command, env=env, capture_output=True, check=False).returncode
+
+    text = FORMATS["systemd"](made(facts, schedule(6, 6, 4, 4, name=HOSTILE[4])))
+    if verify("[Service]\nExecStart=/usr/bin/env true\n") != 0:
+        pytest.skip("systemd-analyze cannot verify units on this machine")
+    assert verify(text) == 0
+    assert verify(text.replace("Restart=on-failure", 'ExecStart=/usr/bin/env "open')) != 0
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_a_model_is_named_by_its_whole_path(facts, form, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = replace(facts, files=(Path(facts.files[0].name),))
+    assert str(facts.files[0]) in FORMATS[form](made(relative, schedule(4, 4, 4, 4)))
+
+
+@pytest.mark.model
+def test_a_real_router_reads_the_preset_and_serves_both_entries(tmp_path) -> None:
+    """llama-server's own parser: every option of the command line arrives, and each entry answers."""
+    facts = ModelFacts.read(demo.model_path())
+    wanted = Schedule.uniform(4, facts, "even")
+    preset = tmp_path / "models.ini"
+    placement = Placement(0, (0, 1), host_tensors=(HostTensors(TensorKind.ATTENTION, (2,)),), host_kv=True)
+    made_for = ServerSettings(placement=placement, context_tokens=512, threads=1)
+    preset.write_text(FORMATS["ini"](export(facts, schedule=wanted, unvalidated=True, settings=made_for)))
+    with router(preset, tmp_path / "log") as url:
+        models = {model["id"]: model["status"]["args"] for model in ask(f"{url}/models")["data"]}
+        assert set(models) == {"baseline", "schedule-even"}
+        for name, args in models.items():
+            assert parse_placement(args).host_experts == (0, 1)
+            assert parse_placement(args).host_kv
+            counted = parse_server_command(shlex.join(args), facts)
+            assert counted.key(facts) == (wanted.key(facts) if name != "baseline" else "0-5:8")
+        prompt = {"prompt": "Q: 347+86=?\n", "n_predict": 64, "temperature": 0}
+        for name in models:
+            assert ask(f"{url}/completion", {**prompt, "model": name})["content"].endswith("Answer: 433")
+
+
+@contextlib.contextmanager
+def router(preset: Path, log: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(llama_bin() / "llama-server"), "--models-preset", str(preset), "--host", "127.0.0.1"]
+    with log.open("wb") as output:
+        server = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                ask(f"http://127.0.0.1:{port}/health")
+                break
+            assert server.poll() is None, log.read_text(errors="replace")
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()  # it ends the servers that it started
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def ask(url: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - loopback
+    with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310 - loopback
+        answer: dict[str, Any] = json.load(reply)
+    return answer
 
 
 @pytest.mark.parametrize(
