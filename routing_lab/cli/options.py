@@ -85,8 +85,14 @@ def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> N
     """How the model is loaded: threads, context, library, and the placement where the command does not choose it."""
     group = parser.add_argument_group("how the model is loaded")
     group.add_argument("--threads", type=positive, metavar="N", help="default: every core, but 1 for a tiny model")
+    parser.set_defaults(context_given=False)
     group.add_argument(
-        "--context", type=positive, metavar="N", help=f"tokens (default: the placement's, else {CONTEXT_TOKENS})"
+        "--context",
+        action=_Given,
+        type=positive,
+        default=CONTEXT_TOKENS,
+        metavar="N",
+        help="tokens (default: the placement's, else %(default)s)",
     )
     if placement:
         add_placement(group)
@@ -104,6 +110,20 @@ def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> N
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
     )
+
+
+class _Given(argparse.Action):
+    """Stores a value, and under ``<name>_given`` that it was the user's: a placement file may have another default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse's signature
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,  # noqa: ARG002 - argparse's signature
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, f"{self.dest}_given", True)
 
 
 def add_placement(group: argparse._ArgumentGroup) -> None:
@@ -136,7 +156,7 @@ def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
     placement = _placement(args)
     return RuntimeOptions(
         threads=args.threads,
-        context_tokens=args.context or placement.context_tokens or CONTEXT_TOKENS,
+        context_tokens=args.context if args.context_given else placement.context_tokens or args.context,
         placement=placement,
         override="off" if args.stock else "auto",
         library_dir=args.library,

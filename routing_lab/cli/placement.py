@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
 from routing_lab.cli.output import console, plain, print_json, progress_console, size
-from routing_lab.errors import Problem, UsageError, UserFileError
+from routing_lab.errors import Problem, RuntimeUnsupportedError, UsageError, UserFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ def run_plan(args: argparse.Namespace) -> int:
         result = plan(memory, given, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
     rows = trade(memory, limits, _contexts(memory, context), batch_tokens=args.batch, kv_type=kv_type)
     if args.output is not None:
-        result.placement.save(args.output)
+        _write(args.output, lambda: result.placement.save(args.output))
     if args.json:
         print_json(_plan_fields(result, rows, memory))
     else:
@@ -251,13 +252,15 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
 def run_sweep(args: argparse.Namespace) -> int:
     """Measure, and print one row per placement."""
     from routing_lab.published import PublishedTable
-    from routing_lab.report import figure_sweep, published_table, sweep_table
+    from routing_lab.report import published_table, sweep_table
     from routing_lab.sweep import SweepSettings, sweep
 
     for path in filter(None, (args.csv, args.figure, args.output)):
         options.check_output(path)
     if args.figure is not None and args.figure.suffix not in {".png", ".svg", ".pdf"}:
         raise UsageError(f"--figure {args.figure}: the name must end in .png, .svg or .pdf")
+    if args.figure is not None and importlib.util.find_spec("matplotlib") is None:
+        raise RuntimeUnsupportedError("a figure needs matplotlib: pip install 'routing-lab[notebooks]'")
     if args.keep_loaded and args.rpc:
         raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
     tables = [PublishedTable.load(path) for path in args.beside]
@@ -268,12 +271,7 @@ def run_sweep(args: argparse.Namespace) -> int:
         raise UsageError(f"--rounds: {error}") from error
     with progress_console().status("loading the model") as status:
         rows = sweep(_opener(args), placements, settings, on_progress=status.update)
-    if args.csv is not None:
-        _write_csv(args.csv, rows)
-    if args.figure is not None:
-        figure_sweep(rows).savefig(args.figure)
-    if args.output is not None:
-        _fastest(rows).save(args.output)
+    _write_results(args, rows)
     if args.json:
         print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
     else:
@@ -316,14 +314,31 @@ def _opener(args: argparse.Namespace) -> Callable[[Placement], LlamaRuntime]:
     return lambda placement: LlamaRuntime(options.model_path(args), replace(base, placement=placement))
 
 
+def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
+    from routing_lab.report import figure_sweep
+
+    if args.csv is not None:
+        _write(args.csv, lambda: _write_csv(args.csv, rows))
+    if args.figure is not None:
+        figure = figure_sweep(rows)
+        _write(args.figure, lambda: figure.savefig(args.figure))
+    if args.output is not None:
+        fastest = _fastest(rows)
+        _write(args.output, lambda: fastest.save(args.output))
+
+
 def _write_csv(path: Path, rows: Sequence[SweepRow]) -> None:
     from routing_lab.sweep import CSV_COLUMNS
 
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        writer.writerows(row.to_dict() for row in rows)
+
+
+def _write(path: Path, write: Callable[[], None]) -> None:
     try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, CSV_COLUMNS)
-            writer.writeheader()
-            writer.writerows(row.to_dict() for row in rows)
+        write()
     except OSError as error:
         raise UserFileError(str(path), [Problem("", f"cannot be written: {error.strerror or error}")]) from None
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["canvas", "figure_frontier", "figure_published", "figure_strip"]
+__all__ = ["figure_frontier", "figure_published", "figure_strip"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,12 @@ def test_a_sweep_refuses_mistakes_before_it_loads_anything(capsys, argv, said) -
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_message(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "1", "-o", "/dev/full"]) == 3
+    assert "/dev/full" in capsys.readouterr().err
+
+
 @pytest.mark.model
 def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
     table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
