@@ -28,7 +28,15 @@ from routing_lab.model import MAX_BLOCKS, ModelFacts, format_blocks, parse_block
 from routing_lab.schedule import ScheduledModel, read_scheduled_model
 from routing_lab.yamlfile import Fields, read_text, render_yaml
 
-__all__ = ["EXPERTS_PATTERN", "MAX_GPU_LAYERS", "HostTensors", "Placement", "TensorKind", "block_pattern"]
+__all__ = [
+    "EXPERTS_PATTERN",
+    "MAX_CONTEXT",
+    "MAX_GPU_LAYERS",
+    "HostTensors",
+    "Placement",
+    "TensorKind",
+    "block_pattern",
+]
 
 MAX_GPU_LAYERS: Final = 1 << 20
 MAX_CONTEXT: Final = 1 << 30

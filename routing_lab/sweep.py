@@ -148,11 +148,14 @@ def expert_placements(facts: ModelFacts, asked: Sequence[str]) -> list[Placement
     """
     stored = [block for block in facts.blocks_with_experts if block not in facts.mtp_blocks]
     placements = []
-    for entry in asked:
+    for entry in map(str.strip, asked):
+        is_count = entry.isascii() and entry.isdigit()
         try:
-            blocks = tuple(stored[: _count(entry, len(stored))]) if entry.isdigit() else parse_blocks(entry)
+            blocks = tuple(stored[: _count(entry, len(stored))]) if is_count else parse_blocks(entry)
         except ValueError as error:
             raise UsageError(f"blocks: {error}") from None
+        if not entry:
+            raise UsageError("blocks: an entry of the list is empty")
         several = "blocks" if len(blocks) > 1 else "block"
         name = f"experts of {several} {format_blocks(blocks)} on the host" if blocks else "all on the device"
         placements.append(Placement(facts.blocks + 1, blocks, name))

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from modelfiles import COUNTS, INNER, WIDTH, dense_block, make_facts, moe_block, nextn, write_gguf, write_moe
 
+from routing_lab.errors import UserFileError
 from routing_lab.model import BlockCache, ModelMemory, TensorInfo
 from routing_lab.placement import HostTensors, Placement, TensorKind
 from routing_lab.plan import GIB, Limits, block_kinds, plan, suggest, trade
@@ -158,6 +159,36 @@ def test_all_shards_of_a_split_model_are_added_up(tmp_path) -> None:
         write_gguf(tmp_path / f"m-{index + 1:05}-of-00002.gguf", moe_block(index, 4), metadata)
     memory = ModelMemory.read(tmp_path / "m-00002-of-00002.gguf")
     assert {memory.block_of(tensor) for tensor in memory.tensors} == {0, 1}
+
+
+KEYS = ("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length")
+KEYS += ("attention.sliding_window", "attention.sliding_window_pattern", "attention.shared_kv_layers")
+KEYS += ("attention.key_length_mla", "attention.value_length_mla", "ssm.inner_size", "ssm.conv_kernel", "kda.head_dim")
+VALUES = st.one_of(
+    st.integers(0, (1 << 32) - 1),
+    st.booleans(),
+    st.floats(allow_nan=False, width=32),
+    st.text(st.characters(codec="ascii"), max_size=3),
+    st.lists(st.integers(0, 1 << 31), min_size=1, max_size=6),
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
+    st.sampled_from(["gpt-oss", "qwen35moe", "falcon-h1", "x"]),
+    st.booleans(),
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_metadata_whatever_gives_a_plan_or_one_clear_error(tmp_path, metadata, architecture, recurrent) -> None:
+    more = {"blk.0.ssm_conv1d.weight": (4, 8)} if recurrent else {}
+    try:
+        memory = read(tmp_path, metadata, architecture, **more)
+    except UserFileError as error:
+        assert error.problems  # noqa: PT017 - either outcome is right
+        return
+    found = suggest(memory, Limits(device_bytes=GIB, host_bytes=GIB), context_tokens=1 << 20)
+    assert min(found.device.total_bytes, found.host.total_bytes) >= 0
+    assert found.fits_device
 
 
 # ---------------------------------------------------------------------------------------------------------------------

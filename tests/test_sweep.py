@@ -105,10 +105,10 @@ def test_nothing_to_measure_and_too_few_rounds_are_refused() -> None:
 
 
 def test_blocks_are_the_first_ones_with_experts_or_a_range() -> None:
-    placements = expert_placements(FACTS, ["0", "2", "3-4"])
+    placements = expert_placements(FACTS, ["0", " 2", "3-4"])
     assert [placement.host_experts for placement in placements] == [(), (1, 2), (3, 4)]
     assert {placement.gpu_layers for placement in placements} == {7}
-    for wrong in ("5", "x", "4-3"):
+    for wrong in ("5", "x", "4-3", "", "٣"):
         with pytest.raises(UsageError, match="blocks"):
             expert_placements(FACTS, [wrong])
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FIRST_CONTEXT = 2048
 _LAST_CONTEXT = 1 << 18
+_MOST_GIB = 1 << 20
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -84,6 +85,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         options.check_output(args.output)
+    _require_sane(args)
     given = None if args.placement is None else Placement.load(args.placement)
     memory = ModelMemory.read(options.model_path(args))
     limits = Limits(
@@ -105,6 +107,21 @@ def run_plan(args: argparse.Namespace) -> int:
     else:
         _print_plan(result, rows, memory, limits)
     return 0
+
+
+def _require_sane(args: argparse.Namespace) -> None:
+    """Refuse what no machine has. Raises ``UsageError``."""
+    from routing_lab.placement import MAX_CONTEXT
+
+    for option, value, most in (
+        ("--device-gib", args.device_gib, _MOST_GIB),
+        ("--host-gib", args.host_gib or 0, _MOST_GIB),
+        ("--spare-gib", args.spare_gib, _MOST_GIB),
+        ("--context", args.context or 0, MAX_CONTEXT),
+        ("--batch", args.batch, MAX_CONTEXT),
+    ):
+        if value > most:
+            raise UsageError(f"{option} is {value:g}; more than {most:,} cannot be planned")
 
 
 def _host_memory() -> int:

@@ -60,6 +60,9 @@ def test_swap_is_warned_about(capsys) -> None:
         (["--device-gib", "1", "--model", "/nowhere.gguf"], 3, "cannot be read"),
         (["--device-gib", "1", "--placement", "/nowhere.yaml"], 3, "cannot be read"),
         (["--device-gib", "1", "--context", "0"], 2, "at least 1"),
+        (["--device-gib", "1", "--context", "99999999999"], 2, "cannot be planned"),
+        (["--device-gib", "1e308"], 2, "cannot be planned"),
+        (["--device-gib", "1", "--batch", "99999999999"], 2, "cannot be planned"),
     ],
 )
 def test_mistakes_get_one_message(capsys, argv, code, said) -> None:
