@@ -169,7 +169,7 @@ VALUES = st.one_of(
     st.booleans(),
     st.floats(allow_nan=False, width=32),
     st.text(st.characters(codec="ascii"), max_size=3),
-    st.lists(st.integers(0, 1 << 31), min_size=1, max_size=6),
+    st.lists(st.integers(0, (1 << 31) - 1), min_size=1, max_size=6),
 )
 
 
