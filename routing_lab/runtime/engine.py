@@ -13,6 +13,7 @@ import os
 import random
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _REPORT_BYTES = 1 << 16
 _ERROR_BYTES = 1 << 10
 _WITNESS_TOKENS = 32  # the smallest context does: one token is decoded in it
 _RPC_TIMEOUT_S = 10.0
+_RPC_PATIENCE_S = 2.0
 _DRAWS = 1000  # a vocabulary without plain tokens (none is known) is fed whatever was drawn last
 _STREAM_SEED = 20260  # any fixed number: every schedule is timed on the same tokens
 
@@ -291,7 +293,13 @@ def _add_rpc_server(api: Any, endpoint: str) -> None:  # noqa: ANN401
         raise RuntimeUnsupportedError(
             "this libllama has no RPC back end: build llama.cpp with -DGGML_RPC=ON and name its folder with --library"
         )
+    # A server that is busy accepts and stays silent, for as long as the other client lasts.
+    waiting = f"still waiting for the RPC server at {endpoint}; it serves one client at a time\n".encode()
+    patience = threading.Timer(_RPC_PATIENCE_S, os.write, (2, waiting))
+    patience.daemon = True
+    patience.start()
     devices = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(endpoint.encode())
+    patience.cancel()
     if not devices:
         raise RuntimeUnsupportedError(f"the RPC server at {endpoint} offers no device (one of another version?)")
     register.argtypes, register.restype = [ctypes.c_void_p], None

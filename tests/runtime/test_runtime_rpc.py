@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,13 @@ def test_a_library_without_the_back_end_is_said_to_lack_it(device: RpcServer, mo
     plain = RuntimeOptions(threads=1, placement=Placement(99), rpc_servers=(device.endpoint,))
     with pytest.raises(RuntimeUnsupportedError, match="has no RPC back end"):
         LlamaRuntime(model, plain)
+
+
+def test_a_server_that_another_client_keeps_busy_is_named_in_the_failure(device: RpcServer, model: Path) -> None:
+    hurried = replace(options(device, Placement(99)), request_timeout_s=6)
+    with LlamaRuntime(model, options(device, Placement(99))), pytest.raises(RuntimeFailureError) as caught:
+        LlamaRuntime(model, hurried)
+    assert f"{device.endpoint}; it serves one client at a time" in caught.value.log_tail
 
 
 def test_a_device_that_dies_is_a_failure_and_no_end_of_the_lab(model: Path) -> None:
