@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.model import MAX_BLOCKS, FrozenMap, ModelFacts, format_blocks
-from routing_lab.placement import Placement
+from routing_lab.placement import EXPERTS_PATTERN, OUTPUT_PATTERN, HostTensors, Placement, TensorKind
 from routing_lab.schedule import Schedule, format_counts
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "parse_experts",
     "parse_experts_setting",
     "parse_override_kv",
+    "parse_placement",
     "parse_server_command",
     "preload_environment",
     "render_experts",
@@ -311,6 +312,71 @@ def parse_server_command(text: str, facts: ModelFacts, name: str = "parsed") -> 
         if override.key == key and override.type == "int":
             return Schedule.from_counts(name, dict.fromkeys(facts.routed_blocks, int(override.value)))
     return Schedule.from_counts(name, facts.experts_used)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Placement flags
+
+
+def parse_placement(argv: Sequence[str], facts: ModelFacts | None = None) -> Placement:
+    """The placement that the flags in ``argv`` ask for; flags that are about something else are passed over.
+
+    Reads what ``Placement.to_flags`` renders, the short names of the flags, and ``--cpu-moe``, which needs ``facts`` to
+    know its blocks. A pattern that a placement cannot say (another buffer type, other tensors) is refused.
+
+    Raises ``ValueError`` that names the flag.
+    """
+    gpu_layers, host_kv = 0, False
+    host_experts: set[int] = set()
+    patterns: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word in {"--n-gpu-layers", "--gpu-layers", "-ngl"}:
+            gpu_layers = _flag_count(word, next(words, ""), all_means=facts.blocks + 1 if facts else None)
+        elif word in {"--n-cpu-moe", "-ncmoe"}:
+            host_experts |= set(range(_flag_count(word, next(words, ""))))
+        elif word in {"--cpu-moe", "-cmoe"}:
+            if facts is None:
+                raise ValueError(f"{word} means every block with experts, and without a model these are unknown")
+            host_experts |= set(facts.blocks_with_experts)
+        elif word in {"--override-tensor", "-ot"}:
+            patterns += next(words, "").split(",")
+        elif word in {"--no-kv-offload", "-nkvo"}:
+            host_kv = True
+    return _placed(patterns, gpu_layers, host_experts, host_kv=host_kv)
+
+
+def _placed(patterns: Iterable[str], gpu_layers: int, host_experts: set[int], *, host_kv: bool) -> Placement:
+    known = {kind.pattern: kind for kind in TensorKind}
+    tensors: dict[TensorKind, set[int]] = {}
+    host_output = False
+    for entry in patterns:
+        pattern, _, where = entry.rpartition("=")
+        match = re.fullmatch(r"blk\\\.\((\d{1,4}(?:\|\d{1,4})*)\)(.+)", pattern, re.ASCII)
+        blocks = {int(block) for block in match[1].split("|")} if match else set()
+        if where == "CPU" and pattern == OUTPUT_PATTERN:
+            host_output = True
+        elif where == "CPU" and match and match[2] == EXPERTS_PATTERN:
+            host_experts |= blocks
+        elif where == "CPU" and match and match[2] in known:
+            tensors.setdefault(known[match[2]], set()).update(blocks)
+        else:
+            raise ValueError(f"--override-tensor {entry!r}: no placement says this")
+    return Placement(
+        gpu_layers=gpu_layers,
+        host_experts=tuple(host_experts),
+        host_tensors=tuple(HostTensors(kind, tuple(blocks)) for kind, blocks in tensors.items()),
+        host_output=host_output,
+        host_kv=host_kv,
+    )
+
+
+def _flag_count(flag: str, value: str, all_means: int | None = None) -> int:
+    if value == "all" and all_means is not None:
+        return all_means
+    if re.fullmatch(r"\d{1,7}", value, re.ASCII) is None:
+        raise ValueError(f"{flag} {value!r} is no number of layers")
+    return int(value)
 
 
 def _assignments(env: Mapping[str, str]) -> list[str]:

@@ -34,6 +34,7 @@ __all__ = [
     "format_counts",
     "parse_blocks",
     "read_counts",
+    "read_scheduled_model",
 ]
 
 STATUSES: Final = ("correct", "wrong_answer", "no_final_answer", "runtime_error")
@@ -59,8 +60,8 @@ class ScheduledModel:
         """What a schedule for this model would say."""
         return cls(facts.architecture, facts.blocks, facts.experts, facts.uniform_experts_used)
 
-    def misfits(self, facts: ModelFacts) -> list[Problem]:
-        """Everything in which ``facts`` describe another model."""
+    def misfits(self, facts: ModelFacts, what: str = "schedule") -> list[Problem]:
+        """Everything in which ``facts`` describe another model; ``what`` was written for it."""
         actual = ScheduledModel.of(facts)
         pairs = [
             ("architecture", self.architecture, actual.architecture),
@@ -69,10 +70,16 @@ class ScheduledModel:
             ("experts_used", self.experts_used, actual.experts_used),
         ]
         return [
-            Problem(f"model.{key}", f"is {mine}, {facts.name} has {theirs}", "this schedule is for another model")
+            Problem(f"model.{key}", f"is {mine}, {facts.name} has {theirs}", f"this {what} is for another model")
             for key, mine, theirs in pairs
             if mine != theirs and mine is not None
         ]
+
+    def to_dict(self) -> dict[str, object]:
+        """The section of a file that ``read_scheduled_model`` reads."""
+        return _present(
+            architecture=self.architecture, blocks=self.blocks, experts=self.experts, experts_used=self.experts_used
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ class Schedule:
         name = top.text("schedule")
         if isinstance(top.raw("schedule"), str) and not _is_name(name):
             top.problem("schedule", f"must be one printable line of at most {MAX_NAME} characters")
-        model = _read_model(top.section("model"))
+        model = read_scheduled_model(top.section("model"))
         counts_section = top.section("experts_used", required=True)
         counts = read_counts(counts_section) if counts_section is not None else {}
         if counts_section is not None and model is not None:
@@ -174,12 +181,7 @@ class Schedule:
         """The schedule as a file; reading it back gives an equal schedule."""
         data: dict[str, object] = {"schedule": self.name}
         if self.model is not None:
-            data["model"] = _present(
-                architecture=self.model.architecture,
-                blocks=self.model.blocks,
-                experts=self.model.experts,
-                experts_used=self.model.experts_used,
-            )
+            data["model"] = self.model.to_dict()
         data["experts_used"] = counts_yaml(dict(self.experts_used))
         if self.source is not None:
             data["source"] = _present(
@@ -294,7 +296,8 @@ def _read_block_key(section: Fields, key: object) -> tuple[int, ...]:
     return blocks
 
 
-def _read_model(section: Fields | None) -> ScheduledModel | None:
+def read_scheduled_model(section: Fields | None) -> ScheduledModel | None:
+    """The section ``model`` of a file, ``None`` where it is absent; every problem is noted in it."""
     if section is None:
         return None
     return ScheduledModel(

@@ -23,7 +23,9 @@ RANKS = {
     "demo": 1,
     "synth": 1,
     "schedule": 2,
-    "placement": 2,
+    "placement": 2.5,  # its files name the model they are for, as schedules do
+    "plan": 3,
+    "published": 2,
     "overrides": 3,
     "space": 3,
     "runtime": 4,
@@ -35,7 +37,9 @@ RANKS = {
     "search": 9,
     "evaluate": 9,
     "validate": 9,
+    "sweep": 9,
     "export": 10,
+    "renderings": 10.5,  # other forms of the same export
     "report": 10,
     "cli": 11,
 }

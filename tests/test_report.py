@@ -70,6 +70,59 @@ TABLES: dict[str, Callable[[Lab], RenderableType]] = {
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Placements
+
+
+def elsewhere(study: StudyRecord, placement: str, **identity: str) -> StudyRecord:
+    return replace(study, name="other", identity={**study.identity, "placement": placement, **identity})
+
+
+def test_studies_of_two_placements_stand_in_columns_of_their_own(lab: Lab) -> None:
+    other = elsewhere(lab.study, "the last 99 layers on the device")
+    rows = report.joint_rows([lab.study, other])
+    assert {row.key for row in rows} == {trial.key for trial in lab.study.evaluated if trial.accepted}
+    assert all(row.trials[0] == row.trials[1] for row in rows)
+    # In the order of their experts, which ranks nobody.
+    totals = [row.total_experts for row in rows]
+    assert totals == sorted(totals, reverse=True)
+    text = shown(report.joint_table([lab.study, other]), width=200)
+    assert "s: everything in host memory" in text
+    assert "other: the last 99 layers on the device" in text
+    fields = report.joint_fields([lab.study, other])
+    assert [study["placement"] for study in fields["studies"]] == [
+        "everything in host memory",
+        "the last 99 layers on the device",
+    ]
+
+
+def test_a_schedule_that_a_study_did_not_evaluate_has_an_empty_cell(lab: Lab) -> None:
+    none = replace(elsewhere(lab.study, "elsewhere"), trials=())
+    assert all(row.trials[1] is None for row in report.joint_rows([lab.study, none]))
+
+
+@pytest.mark.parametrize("label", ["model", "baseline", "probes"])
+def test_studies_that_ask_another_question_do_not_stand_side_by_side(lab: Lab, label: str) -> None:
+    with pytest.raises(UsageError, match=f"another {label}"):
+        report.joint_rows([lab.study, elsewhere(lab.study, "x", **{label: "other"})])
+    with pytest.raises(UsageError, match="at least two"):
+        report.joint_rows([lab.study])
+
+
+def test_a_frame_of_two_placements_has_no_frontier_and_no_figure(lab: Lab) -> None:
+    import pandas as pd
+
+    both = pd.concat([report.study_frame(lab.study), report.study_frame(elsewhere(lab.study, "elsewhere"))])
+    for rank in (report.frontier, report.figure_frontier):
+        with pytest.raises(UsageError, match="different placements do not rank"):
+            rank(both)
+    report.frontier(report.study_frame(lab.study))
+
+
+def test_a_screening_table_names_its_placement(lab: Lab) -> None:
+    assert "Placement: everything in host memory." in shown(report.screening_table(lab.study))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Tables
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "doctor",
     "model",
+    "placement",
     "schedule",
     "probes",
     "answers",

@@ -32,12 +32,20 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="export it although no certificate covers it, with a label that says so",
     )
+    parser.add_argument(
+        "--format",
+        choices=("shell", "ini", "systemd", "compose", "python"),
+        default="shell",
+        help="a shell script, a models preset, a systemd user unit, a compose service, or a Python program "
+        "(default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the export; a schedule without a certificate is a usage error unless the user insists."""
     from routing_lab.certificate import Certificate
     from routing_lab.export import export
+    from routing_lab.renderings import FORMATS
     from routing_lab.runtime.native import override_library
 
     if args.certificate is None and args.schedule is None:
@@ -58,5 +66,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result.to_dict())
     else:
-        print(result.text(), end="")
+        print(FORMATS[args.format](result), end="")
     return 0

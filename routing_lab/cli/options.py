@@ -35,7 +35,7 @@ MOST_THREADS = 512
 """``GGML_MAX_N_THREADS`` in ggml.h; more end the model's process."""
 
 CONTEXT = 4096
-"""Tokens, where the user names no number."""
+"""Tokens, where neither the user nor a placement file names a number."""
 
 MOST_CONTEXT = 2**24
 """Tokens; the longest contexts that models are made for have 10 million."""
@@ -45,6 +45,8 @@ MOST_ROUNDS = 300
 
 MOST_GPU_LAYERS = 2**20
 """As in a placement file."""
+
+_LAST_PORT = 65535
 
 Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public name for it
 
@@ -107,23 +109,61 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
     return ModelFacts.read(model_path(args))
 
 
-def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """How the model is loaded: threads, context, placement, library."""
+def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> None:
+    """How the model is loaded: threads, context, library, and the placement where the command does not choose it."""
     group = parser.add_argument_group("how the model is loaded")
     threads = whole(1, MOST_THREADS, "llama.cpp takes no more")
     context = whole(1, MOST_CONTEXT)
     group.add_argument("--threads", type=threads, metavar="N", help="default: every core, but 1 for a tiny model")
-    group.add_argument("--context", type=context, default=CONTEXT, metavar="N", help="tokens (default: %(default)s)")
+    parser.set_defaults(context_given=False)
+    group.add_argument(
+        "--context",
+        action=_Given,
+        type=context,
+        default=CONTEXT,
+        metavar="N",
+        help="tokens (default: the placement's, else %(default)s)",
+    )
+    if placement:
+        add_placement(group)
+    else:
+        parser.set_defaults(gpu_layers=None, host_experts=None, placement=None)
+    group.add_argument(
+        "--rpc",
+        action="append",
+        type=endpoint,
+        default=[],
+        metavar="HOST:PORT",
+        help="use the devices of an RPC server",
+    )
+    group.add_argument("--library", type=Path, metavar="DIR", help="folder with libllama (default: the installed one)")
+    group.add_argument(
+        "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
+    )
+
+
+class _Given(argparse.Action):
+    """Stores a value, and under ``<name>_given`` that it was the user's: a placement file may have another default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse's signature
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,  # noqa: ARG002 - argparse's signature
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, f"{self.dest}_given", True)
+
+
+def add_placement(group: argparse._ArgumentGroup) -> None:
+    """Where weights live."""
     layers = whole(0, MOST_GPU_LAYERS, "99 is enough to mean all of them")
     group.add_argument("--gpu-layers", type=layers, metavar="N", help="layers kept on the GPU (default: 0)")
     group.add_argument(
         "--host-experts", metavar="BLOCKS", help="blocks whose routed experts stay in host memory, as 33-40"
     )
     group.add_argument("--placement", type=Path, metavar="YAML", help="placement file, instead of the two above")
-    group.add_argument("--library", type=Path, metavar="DIR", help="folder with libllama (default: the installed one)")
-    group.add_argument(
-        "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
-    )
 
 
 RUNTIME = ("threads", "context", "gpu_layers", "host_experts", "placement", "library", "stock")
@@ -162,12 +202,14 @@ def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
     """
     from routing_lab.runtime.base import RuntimeOptions
 
+    placement = _placement(args)
     return RuntimeOptions(
         threads=args.threads,
-        context_tokens=args.context,
-        placement=_placement(args),
+        context_tokens=args.context if args.context_given else placement.context_tokens or args.context,
+        placement=placement,
         override="off" if args.stock else "auto",
         library_dir=args.library,
+        rpc_servers=tuple(args.rpc),
     )
 
 
@@ -349,6 +391,14 @@ def decimal(least: float, most: float, unit: str = "") -> Callable[[str], float]
     return parse
 
 
+def endpoint(text: str) -> str:
+    """``HOST:PORT``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"needs HOST:PORT, not {text!r}")
+    return text
+
+
 def positive_number(text: str) -> float:
     """A finite number above 0."""
     try:
@@ -365,6 +415,11 @@ positive = whole(1, MOST)
 
 non_negative = whole(0, MOST)
 """A whole number of at least 0."""
+
+
+def non_negative_number(text: str) -> float:
+    """A finite number of at least 0."""
+    return 0.0 if text.strip() in {"0", "0.0"} else positive_number(text)
 
 
 def share(text: str) -> float:

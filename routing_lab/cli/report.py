@@ -29,6 +29,13 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     add_study(parser)
     parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another study of the same model and probes, as a column of its own: what a schedule gains per placement",
+    )
+    parser.add_argument(
         "--rows", type=options.positive, default=8, metavar="N", help="accepted trials to list (default: %(default)s)"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per trial")
@@ -44,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     _require_libraries(args)
     check_outputs(args, inputs=[study_storage(args)])
     study = load_study(args.storage, args.study)
+    if args.beside:
+        return _print_joint(args, [study, *(load_study(args.storage, name) for name in args.beside)])
     if args.json:
         print_json(study_fields(study))
     else:
@@ -55,6 +64,23 @@ def run(args: argparse.Namespace) -> int:
     written = [path for path in (args.csv, args.figure) if path is not None]
     if written and not args.json:
         say(f"written: {', '.join(map(str, written))}")
+    return 0
+
+
+def _print_joint(args: argparse.Namespace, studies: list[StudyRecord]) -> int:
+    """Print studies side by side.
+
+    Raises:
+        UsageError: They are of different models or probes, or a file was asked for, which is of one study.
+    """
+    from routing_lab.report import joint_fields, joint_table
+
+    if args.csv is not None or args.figure is not None:
+        raise UsageError("--csv and --figure are of one study: results of different placements do not rank")
+    if args.json:
+        print_json(joint_fields(studies))
+    else:
+        console().print(joint_table(studies, rows=args.rows))
     return 0
 
 

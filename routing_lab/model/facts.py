@@ -14,7 +14,7 @@ from routing_lab.model.blocks import MAX_BLOCKS
 from routing_lab.model.frozen import FrozenMap
 from routing_lab.model.gguf_header import CorruptHeaderError, GgufHeader, TensorInfo, read_header
 
-__all__ = ["BlockBytes", "ModelFacts"]
+__all__ = ["BlockBytes", "ModelFacts", "read_shards"]
 
 MAX_SHARDS: Final = 9999
 MAX_EXPERTS: Final = 1 << 16
@@ -102,7 +102,7 @@ class ModelFacts:
         Raises ``UserFileError`` for a file that is missing, no GGUF, damaged, cut off, or short of a shard, and for
         a header that contradicts its tensors.
         """
-        shards = _read_shards(path)
+        shards = read_shards(path)
         tensors = [tensor for _, header in shards for tensor in header.tensors]
         return _Draft(shards[0][0], shards[0][1].metadata, tensors).facts(
             files=tuple(file for file, _ in shards), size_bytes=sum(header.size_bytes for _, header in shards)
@@ -136,7 +136,7 @@ class ModelFacts:
         return self.routed_expert_bytes / total if total else 0.0
 
 
-def _read_shards(path: Path) -> list[tuple[Path, GgufHeader]]:
+def read_shards(path: Path) -> list[tuple[Path, GgufHeader]]:
     """The headers of all files of the model, first shard first."""
     first = _read_one(path)
     number, count = _split(first, path)

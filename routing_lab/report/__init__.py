@@ -13,12 +13,15 @@ from routing_lab.report.frames import (
     published_frame,
     study_frame,
 )
+from routing_lab.report.joint import JointRow, joint_fields, joint_rows, joint_table
+from routing_lab.report.placements import figure_sweep, published_table, sweep_table
 from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip_cells
 from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
 
 __all__ = [
     "FIGURE_FORMATS",
     "BlockKind",
+    "JointRow",
     "StripCell",
     "block_columns",
     "block_effects",
@@ -28,11 +31,17 @@ __all__ = [
     "figure_frontier",
     "figure_published",
     "figure_strip",
+    "figure_sweep",
     "frontier",
+    "joint_fields",
+    "joint_rows",
+    "joint_table",
     "published_frame",
+    "published_table",
     "schedule_strip",
     "screening_table",
     "strip_cells",
     "study_frame",
+    "sweep_table",
     "validated_table",
 ]

@@ -68,7 +68,7 @@ _BASELINE: Final[dict[str, Any]] = {"color": "#555555", "linewidth": 0.9, "lines
 
 
 @contextmanager
-def _canvas(width_in: float, height_in: float) -> Iterator[Figure]:
+def canvas(width_in: float, height_in: float) -> Iterator[Figure]:
     """A figure of its own, outside pyplot, so that no caller inherits our style and no figure leaks."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
     if shown.empty:
         raise UsageError("the study has no finished trial to draw")
     verdicts = list(dict.fromkeys(str(verdict) for verdict in shown["verdict"]))
-    with _canvas(7.2, 4.2) as figure:
+    with canvas(7.2, 4.2) as figure:
         axes = figure.add_subplot()
         _draw_baseline(axes)
         line = _draw_frontier(axes, shown)
@@ -148,7 +148,7 @@ def figure_strip(schedules: Sequence[Schedule], facts: ModelFacts) -> Figure:
     full = max((max(cell.count, cell.own) for row in rows for cell in row), default=1) or 1
     # Wide enough for the cells of a deep model; of a shallow one, cells should not become bars.
     width = min(max(4.5, 1.8 + 0.5 * facts.blocks), 9.0)
-    with _canvas(width, 0.7 + 0.38 * len(rows)) as figure:
+    with canvas(width, 0.7 + 0.38 * len(rows)) as figure:
         axes = figure.add_subplot()
         for position, cells in enumerate(rows):
             for cell in cells:
@@ -190,7 +190,7 @@ def figure_published(published: pd.DataFrame, own: pd.DataFrame) -> Figure:
     """
     panels = (("published (35B-A3B model, 12 GB GPU)", published), ("this run", own))
     height = 1.2 + 0.27 * max(len(published), len(own), 1)
-    with _canvas(9.6, height) as figure:
+    with canvas(9.6, height) as figure:
         for axes, (title, frame) in zip(figure.subplots(1, 2), panels, strict=True):
             _draw_schedules(axes, frame.sort_values("speed_ratio", kind="stable").reset_index(drop=True))
             axes.set_title(title)

@@ -24,6 +24,7 @@ __all__ = ["block_columns", "block_effects", "evaluation_frame", "frontier", "pu
 _STUDY_DTYPES: Final[Mapping[str, str]] = {
     "trial": "int64",
     "stage": "category",
+    "placement": "category",
     "ending": "category",
     "origin": "category",
     "schedule": "string",
@@ -61,7 +62,8 @@ def study_frame(study: StudyRecord) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [_trial_row(trial) for trial in study.trials]
+    placement = study.identity.get("placement")
+    rows = [{"placement": placement, **_trial_row(trial)} for trial in study.trials]
     blocks = sorted({block for trial in study.trials for block, _ in trial.schedule.experts_used})
     dtypes = {**_STUDY_DTYPES, **{f"{_BLOCK}{block}": "int64" for block in blocks}}
     return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
@@ -109,7 +111,13 @@ def frontier(frame: pd.DataFrame) -> pd.DataFrame:
     """The trials that no other trial beats, slowest first: nothing is both as fast and as correct, and better in one.
 
     Compared are ``speed_ratio`` and ``share_correct``; trials without either are left out, and of equals one stays.
+
+    Raises ``UsageError`` where the frame mixes placements: each has a baseline of its own, so their ratios do not rank.
     """
+    placements = set(frame["placement"].dropna()) if "placement" in frame else set()
+    if len(placements) > 1:
+        mixed = "; ".join(sorted(placements))
+        raise UsageError(f"speeds of different placements do not rank against each other: {mixed}")
     known = frame.dropna(subset=["speed_ratio", "share_correct"])
     fastest_first = known.sort_values(["speed_ratio", "share_correct"], ascending=False, kind="stable")
     # Going from fast to slow, a trial earns its place only with more correct answers than everything faster.

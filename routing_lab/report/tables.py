@@ -89,6 +89,8 @@ def screening_table(study: StudyRecord, *, rows: int = 8) -> RenderableType:
 
 
 def _baseline_notes(study: StudyRecord) -> Iterator[str]:
+    if "placement" in study.identity:
+        yield f"Placement: {study.identity['placement']}."
     if study.baseline is None:
         yield "The baseline was not measured yet."
         return

@@ -48,7 +48,9 @@ class RuntimeOptions:
     or one for a model so small that threads would only wait for each other; a loaded runtime's own options name the
     number.
     ``library_dir`` is the folder that holds libllama (``None``: the one ``llama-cpp-python`` would load, which honours
-    ``LLAMA_CPP_LIB_PATH``). ``request_timeout_s`` bounds one request to the model's process before it counts as hung.
+    ``LLAMA_CPP_LIB_PATH``). ``rpc_servers`` (``host:port``) lend their devices. Without ``mmap`` the weights are read
+    into memory and not mapped from the file (llama.cpp may then repack those of the host, which rounds differently).
+    ``request_timeout_s`` bounds one request to the model's process before it counts as hung.
     """
 
     threads: int | None = None
@@ -58,6 +60,8 @@ class RuntimeOptions:
     kv_type: Literal["f16", "f32"] = "f16"
     override: Literal["auto", "off"] = "auto"
     library_dir: Path | None = None
+    rpc_servers: tuple[str, ...] = ()
+    mmap: bool = True
     request_timeout_s: float = 600.0
 
 

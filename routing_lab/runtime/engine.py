@@ -12,6 +12,8 @@ import importlib
 import os
 import random
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,19 +23,27 @@ from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, Usa
 from routing_lab.runtime.completion import Completion, best_two
 from routing_lab.runtime.drafts import DraftBatches
 
-__all__ = ["Device", "Engine", "LoadSpec", "Loaded", "Override", "PlainKernels", "Switched"]
+__all__ = ["Buffer", "Device", "Engine", "LoadSpec", "Loaded", "Override", "PlainKernels", "Switched"]
 
 # enum values of ggml.h and llama.h
 _KV_TYPES = {"f32": 0, "f16": 1}
 _TOKEN_NORMAL, _TOKEN_BYTE = 1 << 2, 1 << 5
 _KV_OVERRIDE_INT = 0
+_LOAD_MODE_NONE = 0
 _LOG_INFO, _LOG_WARN, _LOG_CONTINUED = 2, 3, 5
 
 _REPORT_BYTES = 1 << 16
 _ERROR_BYTES = 1 << 10
 _WITNESS_TOKENS = 32  # the smallest context does: one token is decoded in it
+_RPC_TIMEOUT_S = 10.0
+_RPC_PATIENCE_S = 2.0
 _DRAWS = 1000  # a vocabulary without plain tokens (none is known) is fed whatever was drawn last
 _STREAM_SEED = 20260  # any fixed number: every schedule is timed on the same tokens
+
+# Who says it, then for example: CPU_Mapped model buffer size =    12.34 MiB
+_BUFFER = re.compile(rb": +(\S+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
+_OF_MODEL = "model"
+_IN_PARTS = {_OF_MODEL, "KV"}  # said once per file of the model, and once per kind of attention
 
 _SELECTION = re.compile(rb"ffn_moe_topk-(\d+)")
 # The sum over experts begins with one view of their weighted outputs for each expert. (Llama 4 weighs the input
@@ -43,7 +53,10 @@ _SUMMAND = re.compile(rb"ffn_moe_(?:weighted|down|down_scaled|down_biased)-(\d+)
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """All that loading needs, in JSON's types. ``host_tensors`` are regular expressions of tensor names."""
+    """All that loading needs, in JSON's types.
+
+    ``host_tensors`` are regular expressions of tensor names. ``rpc`` are servers (``host:port``) that lend devices.
+    """
 
     model: str
     architecture: str
@@ -55,6 +68,9 @@ class LoadSpec:
     gpu_layers: int
     host_tensors: list[str] = field(default_factory=list)
     plain_library: str | None = None
+    host_kv: bool = False
+    mmap: bool = True
+    rpc: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,24 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that libllama says it took: where (its name of the device), for what, and how many bytes.
+
+    ``use`` is ``model``, ``KV``, ``RS`` (recurrent states), ``compute`` or ``output``. libllama prints hundredths of a
+    MiB, so a size is right to 5 KiB. Weights that are mapped from the file count in full, read or not.
+    """
+
+    device: str
+    use: str
+    size_bytes: int
+
+    @property
+    def on_device(self) -> bool:
+        """Whether this is memory of a device; buffers for transfers to one (``CUDA_Host``) are the host's."""
+        return not self.device.startswith("CPU") and not self.device.endswith("_Host")
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The library in use and the counts of a graph under the model's own schedule.
 
@@ -94,6 +128,7 @@ class Loaded:
     version: str
     system_info: str
     devices: list[Device]
+    buffers: list[Buffer]
     override_reached: bool
     switched: Switched
 
@@ -197,6 +232,7 @@ class _Log:
     def __init__(self, api: Any) -> None:  # noqa: ANN401
         self.lowest = _LOG_WARN
         self._shown = True
+        self._buffers: dict[tuple[str, str], int] = {}
         self._callback = api.llama_log_callback(self._write)  # must live as long as libllama may call it
         api.llama_log_set(self._callback, None)
 
@@ -205,6 +241,23 @@ class _Log:
             self._shown = level >= self.lowest
         if self._shown:
             os.write(2, text)
+        if said := _BUFFER.search(text):
+            device, use, mebibytes = (part.decode("utf-8", "replace") for part in said.groups())
+            key = device, use
+            before = self._buffers.get(key, 0) if use in _IN_PARTS else 0
+            self._buffers[key] = before + round(float(mebibytes) * 2**20)
+
+    def forget_buffers(self) -> None:
+        """Forget those that belong to a context; one for weights is forgotten when the weights are read again."""
+        self._buffers = {key: size for key, size in self._buffers.items() if key[1] == _OF_MODEL}
+
+    def forget_all_buffers(self) -> None:
+        """Forget what was said about memory so far."""
+        self._buffers = {}
+
+    def buffers(self) -> list[Buffer]:
+        """What the model and its latest context take."""
+        return [Buffer(device, use, size) for (device, use), size in sorted(self._buffers.items())]
 
 
 def _ggml_function(api: Any, name: str, restype: type | None) -> Any:  # noqa: ANN401
@@ -248,6 +301,41 @@ def _devices(api: Any) -> list[Device]:  # noqa: ANN401
     return devices
 
 
+def _add_rpc_server(api: Any, endpoint: str) -> None:  # noqa: ANN401
+    """Make the devices of an RPC server known, so that the next model that is loaded can use them.
+
+    libllama ends the process where nothing answers there, so that is tried first.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_RPC_TIMEOUT_S).close()
+    except OSError as error:
+        raise RuntimeUnsupportedError(f"no RPC server answers at {endpoint}: {error.strerror or error}") from None
+    library = api._lib  # noqa: SLF001
+    by_name, address, register = (
+        getattr(library, f"ggml_backend_{name}") for name in ("reg_by_name", "reg_get_proc_address", "register")
+    )
+    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
+    address.argtypes, address.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p
+    backend = by_name(b"RPC")
+    add = address(backend, b"ggml_backend_rpc_add_server") if backend else None
+    if not add:
+        raise RuntimeUnsupportedError(
+            "this libllama has no RPC back end: build llama.cpp with -DGGML_RPC=ON and name its folder with --library"
+        )
+    # A server that is busy accepts and stays silent, for as long as the other client lasts.
+    waiting = f"still waiting for the RPC server at {endpoint}; it serves one client at a time\n".encode()
+    patience = threading.Timer(_RPC_PATIENCE_S, os.write, (2, waiting))
+    patience.daemon = True
+    patience.start()
+    devices = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(endpoint.encode())
+    patience.cancel()
+    if not devices:
+        raise RuntimeUnsupportedError(f"the RPC server at {endpoint} offers no device (one of another version?)")
+    register.argtypes, register.restype = [ctypes.c_void_p], None
+    register(devices)
+
+
 def _import_api() -> Any:  # noqa: ANN401
     try:
         api = importlib.import_module("llama_cpp.llama_cpp")
@@ -278,6 +366,8 @@ class Engine:
         self._log = _Log(self.api)
         if self.override:
             self.override.bind(self.library)
+        for endpoint in spec.rpc:
+            _add_rpc_server(self.api, endpoint)
         self._sampler = self.api.llama_sampler_chain_init(self.api.llama_sampler_chain_default_params())
         self.api.llama_sampler_chain_add(self._sampler, self.api.llama_sampler_init_greedy())
         self._context: int | None = None
@@ -305,6 +395,7 @@ class Engine:
             version="llama-cpp-python {}, libllama {}".format(*versions),
             system_info=self.api.llama_print_system_info().decode("utf-8", "replace"),
             devices=_devices(self.api),
+            buffers=self._log.buffers(),
             override_reached=bool(switched.built),
             switched=switched,
         )
@@ -312,8 +403,11 @@ class Engine:
     def _load(self, uniform: int | None) -> None:
         """Read the weights; with ``uniform`` under the stock scalar override of the count of all blocks."""
         self.close()
+        self._log.forget_all_buffers()
         params = self.api.llama_model_default_params()
         params.n_gpu_layers = self.spec.gpu_layers
+        if not self.spec.mmap:
+            params.load_mode = _LOAD_MODE_NONE
         host = self._host_overrides()
         params.tensor_buft_overrides = ctypes.cast(host, ctypes.c_void_p) if host is not None else None
         scalar = self._scalar_override(uniform)
@@ -368,6 +462,7 @@ class Engine:
         witness = self._attest()
         if self.override:
             self.override.reset_report()
+        self._log.forget_buffers()
         self._context = self.new_context(self.spec.context_tokens)
         return Switched(
             selected=sorted(witness.selected.items()),
@@ -397,6 +492,9 @@ class Engine:
         params.n_threads = params.n_threads_batch = self.spec.threads
         params.type_k = params.type_v = _KV_TYPES[self.spec.kv_type]
         params.no_perf = True
+        params.offload_kqv = not self.spec.host_kv
+        # As a server does, the cache of a sliding window holds the window. Drafts are taken back behind it.
+        params.swa_full = sequences > 1
         if witness:
             params.cb_eval = witness.callback
         context: int | None = self.api.llama_init_from_model(self._model, params)

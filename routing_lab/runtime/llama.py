@@ -25,7 +25,7 @@ from routing_lab.runtime.base import (
     RuntimeOptions,
     Verified,
 )
-from routing_lab.runtime.engine import Device, Loaded, LoadSpec, Switched
+from routing_lab.runtime.engine import Buffer, Device, Loaded, LoadSpec, Switched
 from routing_lab.runtime.native import override_library, plain_kernels_library
 from routing_lab.runtime.process import ModelProcess
 from routing_lab.runtime.symbols import unfit_reason
@@ -150,6 +150,11 @@ class LlamaRuntime:
         return tuple(self._loaded.devices)
 
     @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What libllama said it took of each device's memory when it loaded the model."""
+        return tuple(self._loaded.buffers)
+
+    @property
     def build(self) -> RuntimeBuild:
         """The library that runs the model."""
         library = Path(self._loaded.library).resolve()
@@ -246,6 +251,9 @@ class LlamaRuntime:
             gpu_layers=options.placement.gpu_layers,
             host_tensors=list(options.placement.override_patterns()),
             plain_library=str(plain) if (plain := plain_kernels_library()) else None,
+            host_kv=options.placement.host_kv,
+            mmap=options.mmap,
+            rpc=list(options.rpc_servers),
         )
 
     def _start(self) -> Loaded:
@@ -263,6 +271,7 @@ class LlamaRuntime:
             **{
                 **reply,
                 "devices": [Device(**device) for device in reply["devices"]],
+                "buffers": [Buffer(**buffer) for buffer in reply["buffers"]],
                 "switched": self._switched(reply["switched"]),
             }
         )

@@ -119,7 +119,7 @@ def _identity(runtime: Runtime, probe_set: ProbeSet, space: SearchSpace, policy:
         "search space": space.to_yaml(),
         "policy": policy.rule.value,
         "runtime": f"{build.name} {build.version} ({build.library_digest})",
-        "placement": options.placement.describe(),
+        "placement": ", ".join([options.placement.describe(), *(f"devices of {rpc}" for rpc in options.rpc_servers)]),
         "options": (
             f"threads {options.threads or 'all'}, context {options.context_tokens}, "
             f"batch {options.batch_tokens}, kv {options.kv_type}"

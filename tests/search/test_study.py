@@ -400,6 +400,13 @@ DIFFERENCES = {
 }
 
 
+def test_a_study_is_not_continued_on_other_devices(facts: ModelFacts, storage: Path) -> None:
+    run(facts, storage, trials=3)
+    remote = make_runtime(facts, options=RuntimeOptions(rpc_servers=("10.0.0.1:50052",)))
+    with pytest.raises(UsageError, match=r"placement: .*now it is .*devices of 10\.0\.0\.1:50052"):
+        run(facts, storage, runtime=remote)
+
+
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_a_study_of_another_question_is_not_continued(
     facts: ModelFacts, storage: Path, tmp_path: Path, what: str

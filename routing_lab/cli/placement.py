@@ -1,0 +1,367 @@
+"""``routing-lab placement``: plan where a model lives, and measure where it runs best."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from routing_lab.cli import options
+from routing_lab.cli.output import console, plain, print_json, progress_console, size
+from routing_lab.errors import Problem, RuntimeUnsupportedError, UsageError, UserFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.table import Table
+
+    from routing_lab.model import ModelFacts, ModelMemory
+    from routing_lab.placement import Placement
+    from routing_lab.plan import KvType, Limits, Plan, TradeRow
+    from routing_lab.runtime.llama import LlamaRuntime
+    from routing_lab.sweep import SweepRow
+
+_FIRST_CONTEXT = 2048
+_LAST_CONTEXT = 1 << 18
+_MOST_GIB = 1 << 20
+
+
+def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command and its actions."""
+    actions = options.group(
+        commands, "placement", help="plan where weights live, and measure placements"
+    ).add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_plan(actions)
+    _add_sweep(actions)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# plan
+
+
+def _add_plan(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.command(
+        actions,
+        "plan",
+        run_plan,
+        help="say from the file alone what fits a device and a host, and suggest a placement",
+        description="Add up weights, caches and an estimate of the compute buffers from the header of a GGUF, and\n"
+        "suggest the placement with the fewest blocks' experts in host memory. Nothing is loaded.",
+        example="routing-lab placement plan --model big.gguf --device-gib 12 --host-gib 32 --context 16384 -o big.yaml",
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--device-gib", type=options.positive_number, required=True, metavar="X", help="memory of the device"
+    )
+    parser.add_argument(
+        "--host-gib", type=options.positive_number, metavar="Y", help="memory of the host (default: this machine's)"
+    )
+    parser.add_argument(
+        "--spare-gib",
+        type=options.non_negative_number,
+        default=0.5,
+        metavar="X",
+        help="left free on the device for its driver and a screen (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context", type=options.positive, metavar="N", help="tokens (default: the placement's, else 4096)"
+    )
+    parser.add_argument("--batch", type=options.positive, default=512, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--kv-type", choices=("f16", "f32", "q8_0"), default="f16", help="type of the KV cache (default: %(default)s)"
+    )
+    parser.add_argument("--placement", type=Path, metavar="YAML", help="add up this placement instead of a suggestion")
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the placement to this file")
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print both sides of the placement, what is wrong with it, and context against blocks."""
+    from routing_lab.model import ModelMemory
+    from routing_lab.placement import Placement
+    from routing_lab.plan import GIB, Limits, plan, suggest, trade
+
+    if args.output is not None:
+        options.check_output(args.output)
+    _require_sane(args)
+    given = None if args.placement is None else Placement.load(args.placement)
+    memory = ModelMemory.read(options.model_path(args))
+    limits = Limits(
+        device_bytes=round(args.device_gib * GIB),
+        host_bytes=_host_memory() if args.host_gib is None else round(args.host_gib * GIB),
+        device_spare_bytes=round(args.spare_gib * GIB),
+    )
+    context = args.context or (given.context_tokens if given else None) or options.CONTEXT
+    kv_type: KvType = args.kv_type
+    if given is None:
+        result = suggest(memory, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
+    else:
+        result = plan(memory, given, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
+    rows = trade(memory, limits, _contexts(memory, context), batch_tokens=args.batch, kv_type=kv_type)
+    if args.output is not None:
+        _write(args.output, lambda: result.placement.save(args.output))
+    if args.json:
+        print_json(_plan_fields(result, rows, memory))
+    else:
+        _print_plan(result, rows, memory, limits)
+    return 0
+
+
+def _require_sane(args: argparse.Namespace) -> None:
+    """Refuse what no machine has. Raises ``UsageError``."""
+    from routing_lab.placement import MAX_CONTEXT
+
+    for option, value, most in (
+        ("--device-gib", args.device_gib, _MOST_GIB),
+        ("--host-gib", args.host_gib or 0, _MOST_GIB),
+        ("--spare-gib", args.spare_gib, _MOST_GIB),
+        ("--context", args.context or 0, MAX_CONTEXT),
+        ("--batch", args.batch, MAX_CONTEXT),
+    ):
+        if value > most:
+            raise UsageError(f"{option} is {value:g}; more than {most:,} cannot be planned")
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _contexts(memory: ModelMemory, asked: int) -> list[int]:
+    last = min(memory.facts.context_length or _LAST_CONTEXT, _LAST_CONTEXT)
+    powers = {1 << n for n in range(_FIRST_CONTEXT.bit_length() - 1, _LAST_CONTEXT.bit_length())}
+    return sorted({asked, *(tokens for tokens in powers if tokens <= last)})
+
+
+def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dict[str, object]:
+    from routing_lab.plan import block_kinds
+
+    sides = {
+        name: {
+            "weights": plain(side.weights),
+            "weight_bytes": side.weight_bytes,
+            "cache_bytes": side.cache_bytes,
+            "compute_bytes_estimate": side.compute_bytes,
+            "total_bytes": side.total_bytes,
+        }
+        for name, side in (("device", result.device), ("host", result.host))
+    }
+    return {
+        "placement": plain(result.placement),
+        "flags": result.placement.to_flags(short=True),
+        "context_tokens": result.context_tokens,
+        "batch_tokens": result.batch_tokens,
+        "kv_type": result.kv_type,
+        **sides,
+        "limits": plain(result.limits),
+        "fits_device": result.fits_device,
+        "fits_host": result.fits_host,
+        "warnings": list(result.warnings),
+        "notes": list(result.notes),
+        "blocks": {
+            str(block): {"weights": block_kinds(memory, block), "cache": plain(cache)}
+            for block, cache in memory.caches.items()
+        },
+        "trade": plain(rows),
+    }
+
+
+def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits: Limits) -> None:
+    out = console()
+    out.print(_block_table(memory, result))
+    out.print()
+    out.print(f"{result.placement.name or 'placement'}: {result.placement.describe()}")
+    out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
+    out.print()
+    out.print(_sides_table(result, limits))
+    for line in (*(f"warning: {text}" for text in result.warnings), *(f"note: {text}" for text in result.notes)):
+        out.print(line)
+    out.print()
+    out.print(_trade_table(rows))
+
+
+def _block_table(memory: ModelMemory, result: Plan) -> Table:
+    """Weights and cache of each run of blocks that are alike, in MiB."""
+    from rich.table import Table
+
+    from routing_lab.model import format_blocks
+    from routing_lab.plan import KINDS, block_kinds
+
+    alike: dict[tuple[tuple[tuple[str, int], ...], int], list[int]] = {}
+    for block in memory.caches:
+        cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens)
+        alike.setdefault((tuple(block_kinds(memory, block).items()), cached), []).append(block)
+    shown = [kind for kind in KINDS if any(kind in dict(kinds) for kinds, _ in alike)]
+    table = Table("blocks", title="each block, MiB", title_justify="left", box=None, pad_edge=False)
+    for name in (*shown, "cache"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for (kinds, cached), blocks in alike.items():
+        cells = [_mebibytes(dict(kinds).get(kind, 0)) for kind in shown]
+        table.add_row(format_blocks(blocks), *cells, _mebibytes(cached))
+    return table
+
+
+def _sides_table(result: Plan, limits: Limits) -> Table:
+    from rich.table import Table
+
+    table = Table("", box=None, pad_edge=False, title=f"context {result.context_tokens:,}", title_justify="left")
+    for name in ("weights", "caches", "compute (estimate)", "together", "there is", "fits"):
+        table.add_column(name, justify="right")
+    for name, side, there, fits in (
+        ("device", result.device, limits.device_bytes, result.fits_device),
+        ("host", result.host, limits.host_bytes, result.fits_host),
+    ):
+        sizes = (side.weight_bytes, side.cache_bytes, side.compute_bytes, side.total_bytes, there or 0)
+        table.add_row(name, *map(size, sizes), "yes" if fits else "NO")
+    return table
+
+
+def _trade_table(rows: list[TradeRow]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="context against blocks", title_justify="left")
+    for name in ("context", "blocks with experts on the host", "device", "host"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        blocks = "all do not suffice" if row.host_blocks is None else str(row.host_blocks)
+        table.add_row(f"{row.context_tokens:,}", blocks, size(row.device_bytes), size(row.host_bytes))
+    return table
+
+
+def _mebibytes(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.2f}" if size_bytes else "-"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# sweep
+
+
+def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.command(
+        actions,
+        "sweep",
+        run_sweep,
+        help="measure placements in turns: decode rate, memory on both sides, page faults, swap",
+        description="Measure two ways of moving weights to the host, in common rounds: the experts of some blocks,\n"
+        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.",
+        example="routing-lab placement sweep --model big.gguf --blocks 0,8,16,33-40 --layers 0,20,41 --csv sweep.csv",
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--blocks",
+        metavar="LIST",
+        help="experts on the host, all layers on the device: of the first N blocks each, or of ranges such as 33-40",
+    )
+    parser.add_argument("--layers", metavar="LIST", help="whole layers on the device, as --gpu-layers counts them")
+    parser.add_argument("--tokens", type=options.positive, default=64, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=options.positive, default=6, metavar="N", help="default: %(default)s")
+    parser.add_argument("--keep-loaded", action="store_true", help="load every placement once and keep all in memory")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf (needs matplotlib)")
+    parser.add_argument(
+        "--beside", type=Path, action="append", default=[], metavar="YAML", help="a published table to print below"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the fastest placement to this file")
+    options.add_runtime(parser, placement=False)
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Measure, and print one row per placement."""
+    from routing_lab.published import PublishedTable
+    from routing_lab.report import published_table, sweep_table
+    from routing_lab.sweep import SweepSettings, sweep
+
+    for path in filter(None, (args.csv, args.figure, args.output)):
+        options.check_output(path)
+    if args.figure is not None and args.figure.suffix not in {".png", ".svg", ".pdf"}:
+        raise UsageError(f"--figure {args.figure}: the name must end in .png, .svg or .pdf")
+    if args.figure is not None and importlib.util.find_spec("matplotlib") is None:
+        raise RuntimeUnsupportedError("a figure needs matplotlib: pip install 'routing-lab[notebooks]'")
+    if args.keep_loaded and args.rpc:
+        raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
+    tables = [PublishedTable.load(path) for path in args.beside]
+    placements = _placements(args, options.read_facts(args))
+    try:
+        settings = SweepSettings(tokens=args.tokens, rounds=args.rounds, keep_loaded=args.keep_loaded)
+    except ValueError as error:
+        raise UsageError(f"--rounds: {error}") from error
+    with progress_console().status("loading the model") as status:
+        rows = sweep(_opener(args), placements, settings, on_progress=status.update)
+    _write_results(args, rows)
+    if args.json:
+        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
+    else:
+        console().print(sweep_table(rows))
+        for table in tables:
+            console().print()
+            console().print(published_table(table))
+    return 0
+
+
+def _placements(args: argparse.Namespace, facts: ModelFacts) -> list[Placement]:
+    from routing_lab.sweep import expert_placements, layer_placements
+
+    blocks, layers = args.blocks, args.layers
+    if blocks is None and layers is None:
+        stored, most = len([b for b in facts.blocks_with_experts if b not in facts.mtp_blocks]), facts.blocks + 1
+        blocks = ",".join(str(n) for n in _quarters(stored))
+        layers = ",".join(str(n) for n in _quarters(most)[:-1])
+    found = expert_placements(facts, blocks.split(",")) if blocks else []
+    try:
+        counts = [options.non_negative(text) for text in layers.split(",")] if layers else []
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--layers {error}") from None
+    found += layer_placements(facts, counts)
+    for placement in found:
+        placement.check(facts)
+    return found
+
+
+def _quarters(most: int) -> list[int]:
+    return sorted({most * part // 4 for part in range(5)})
+
+
+def _opener(args: argparse.Namespace) -> Callable[[Placement], LlamaRuntime]:
+    from dataclasses import replace
+
+    from routing_lab.runtime.llama import LlamaRuntime
+
+    base = options.runtime_options(args)
+    return lambda placement: LlamaRuntime(options.model_path(args), replace(base, placement=placement))
+
+
+def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
+    from routing_lab.report import figure_sweep
+
+    if args.csv is not None:
+        _write(args.csv, lambda: _write_csv(args.csv, rows))
+    if args.figure is not None:
+        figure = figure_sweep(rows)
+        _write(args.figure, lambda: figure.savefig(args.figure))
+    if args.output is not None:
+        fastest = _fastest(rows)
+        _write(args.output, lambda: fastest.save(args.output))
+
+
+def _write_csv(path: Path, rows: Sequence[SweepRow]) -> None:
+    from routing_lab.sweep import CSV_COLUMNS
+
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        writer.writerows(row.to_dict() for row in rows)
+
+
+def _write(path: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise UserFileError(str(path), [Problem("", f"cannot be written: {error.strerror or error}")]) from None
+
+
+def _fastest(rows: Sequence[SweepRow]) -> Placement:
+    ran = [row for row in rows if row.tokens_per_s is not None]
+    if not ran:
+        raise UsageError("no placement ran, so there is none to write")
+    return max(ran, key=lambda row: row.tokens_per_s or 0.0).placement

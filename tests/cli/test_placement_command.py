@@ -1,0 +1,175 @@
+"""``routing-lab placement`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakelab import make_facts, make_probes, make_runtime, make_space
+from rpcserver import llama_bin, rpc_server
+
+from routing_lab import demo
+from routing_lab.cli import main
+from routing_lab.model import ModelFacts
+from routing_lab.overrides import parse_placement
+from routing_lab.placement import Placement
+from routing_lab.runtime import RuntimeOptions
+from routing_lab.search import StudySettings, run_study
+
+MIB_IN_GIB = 1 / 1024
+
+
+def plan(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, dict[str, object]]:
+    code = main(["placement", "plan", *map(str, argv), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_suggestion_is_written_as_a_file_that_gives_the_same_plan(capsys, tmp_path) -> None:
+    file = tmp_path / "demo.yaml"
+    device = ["--device-gib", 18 * MIB_IN_GIB, "--spare-gib", "0", "--context", "2048"]
+    code, suggested = plan(capsys, *device, "-o", file)
+    assert code == 0
+    written = Placement.load(file)
+    written.check(ModelFacts.read(demo.model_path()))
+    assert 0 < len(written.host_experts) < 6
+    code, again = plan(capsys, "--placement", file, *device[:4])
+    assert again == suggested
+    assert parse_placement(suggested["flags"]).same_place(written)
+
+
+def test_a_table_says_what_fits_and_what_a_context_costs(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "12", "--host-gib", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "compute (estimate)" in text
+    assert "--n-gpu-layers 7" in text
+    assert "context against blocks" in text
+
+
+def test_swap_is_warned_about(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "0.001", "--spare-gib", "0", "--host-gib", "2"]) == 0
+    assert "warning: the host needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--device-gib", "0"], 2, "needs a number above 0"),
+        (["--device-gib", "12", "--spare-gib", "-1"], 2, "needs a number"),
+        ([], 2, "--device-gib"),
+        (["--device-gib", "1", "--model", "/nowhere.gguf"], 3, "cannot be read"),
+        (["--device-gib", "1", "--placement", "/nowhere.yaml"], 3, "cannot be read"),
+        (["--device-gib", "1", "--context", "0"], 2, "at least 1"),
+        (["--device-gib", "1", "--context", "99999999999"], 2, "cannot be planned"),
+        (["--device-gib", "1e308"], 2, "cannot be planned"),
+        (["--device-gib", "1", "--batch", "99999999999"], 2, "cannot be planned"),
+    ],
+)
+def test_mistakes_get_one_message(capsys, argv, code, said) -> None:
+    try:
+        got = main(["placement", "plan", *argv])
+    except SystemExit as stop:
+        got = stop.code
+    error = capsys.readouterr().err
+    assert got == code
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_placement_for_another_model_is_refused(capsys, tmp_path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("model: {architecture: qwen35moe, blocks: 41, experts: 256}\ngpu_layers: 99\n")
+    assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 3
+    assert "this placement is for another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", ":5", "h:0", "h:99999", "h:x"])
+def test_an_endpoint_must_name_host_and_port(capsys, endpoint) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "x.yaml", "--rpc", endpoint])
+    assert stop.value.code == 2
+    assert "needs HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_path) -> None:
+    from routing_lab.cli import app, options
+
+    file = tmp_path / "p.yaml"
+    file.write_text("context: 2048\n")
+    for argv, tokens in (([], 2048), (["--context", "1024"], 1024)):
+        args = app._parser().parse_args(["evaluate", "x.yaml", "--placement", str(file), *argv])
+        assert options.runtime_options(args).context_tokens == tokens
+    bare = app._parser().parse_args(["evaluate", "x.yaml"])
+    assert options.runtime_options(bare).context_tokens == options.CONTEXT_TOKENS
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# sweep
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--rounds", "2"], "at least 6"),
+        (["--blocks", "x"], "blocks: 'x'"),
+        (["--blocks", "99"], "the model has 6"),
+        (["--layers", "-1"], "--layers needs a whole number"),
+        (["--layers", "8"], "layers: "),
+        (["--figure", "x.doc"], "must end in .png"),
+        (["--keep-loaded", "--rpc", "127.0.0.1:9"], "does not work with --rpc"),
+        (["--csv", "/"], "cannot be written"),
+    ],
+)
+def test_a_sweep_refuses_mistakes_before_it_loads_anything(capsys, argv, said) -> None:
+    assert main(["placement", "sweep", *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_message(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "1", "-o", "/dev/full"]) == 3
+    assert "/dev/full" in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
+    table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
+    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256", "--keep-loaded"]
+    code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
+    rows = json.loads(capsys.readouterr().out)["placements"]
+    assert code == 0
+    assert [row["placement"] for row in rows] == ["all on the device", "0 of 7 layers on the device"]
+    assert all(row["tokens_per_s"] > 0 and row["resident_bytes"] > 1 << 20 for row in rows)
+    header, *lines = table.read_text().splitlines()
+    assert header.startswith("placement,gpu_layers,host_experts,tokens_per_s")
+    assert len(lines) == 2
+    assert Placement.load(best).name in {row["placement"] for row in rows}
+
+
+@pytest.mark.model
+def test_a_sweep_sees_what_a_device_holds(capsys) -> None:
+    with rpc_server(llama_bin()) as server:
+        argv = ["--rpc", server.endpoint, "--library", str(server.library_dir), "--context", "256", "--tokens", "4"]
+        assert main(["placement", "sweep", *argv, "--blocks", "0,3-4", "--layers", "3", "--json"]) == 0
+    everything, without, layers = json.loads(capsys.readouterr().out)["placements"]
+    assert everything["device_bytes"] - without["device_bytes"] > 2 * 1_200_000  # the experts of two blocks
+    assert everything["device_bytes"] > layers["device_bytes"] > 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# report --beside
+
+
+def test_a_report_shows_studies_of_two_placements_in_columns_of_their_own(capsys, tmp_path) -> None:
+    facts, storage = make_facts(tmp_path), tmp_path / "s.db"
+    for name, placement in (("here", Placement()), ("there", Placement(99, (0,)))):
+        runtime = make_runtime(facts, options=RuntimeOptions(placement=placement))
+        settings = StudySettings(trials=4)
+        run_study(runtime, make_probes(), make_space(), study=name, storage=storage, settings=settings)
+    both = ["report", "--storage", str(storage), "--study", "here", "--beside", "there"]
+    assert main(both) == 0
+    assert "there: the last 99 layers on the device, routed experts of blocks 0" in capsys.readouterr().out
+    assert main([*both, "--json"]) == 0
+    assert [study["study"] for study in json.loads(capsys.readouterr().out)["studies"]] == ["here", "there"]
+    assert main([*both, "--csv", str(tmp_path / "x.csv")]) == 2
+    assert "do not rank" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""Placement sweeps: turns, ratios, what is counted meanwhile, and placements that cannot be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from modelfiles import make_facts
+
+from routing_lab import sweep as sweeping
+from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
+from routing_lab.placement import Placement
+from routing_lab.published import PublishedTable
+from routing_lab.report import figure_sweep, published_table, sweep_table
+from routing_lab.runtime.base import DecodeTiming
+from routing_lab.runtime.engine import Buffer
+from routing_lab.sweep import SweepSettings, expert_placements, layer_placements, sweep
+
+FACTS = make_facts({1: 8, 2: 8, 3: 8, 4: 8}, blocks=6, mtp=(5,))
+ONE, TWO, THREE = Placement(7, name="one"), Placement(7, (1,), "two"), Placement(3, name="three")
+
+
+@dataclass
+class FakeMachine:
+    """Decodes 100 tokens per second, twice as many under ``two``; notes every load and every stretch."""
+
+    broken: str = ""
+    failing: str = ""
+    opened: list[str] = field(default_factory=list)
+    loaded: int = 0
+    most_loaded: int = 0
+
+    @contextlib.contextmanager
+    def open(self, placement: Placement) -> Iterator[FakeLoaded]:
+        if placement.name == self.broken:
+            raise RuntimeUnsupportedError("out of memory")
+        self.opened.append(placement.name)
+        self.loaded += 1
+        self.most_loaded = max(self.most_loaded, self.loaded)
+        try:
+            yield FakeLoaded(placement, failing=placement.name == self.failing)
+        finally:
+            self.loaded -= 1
+
+
+@dataclass
+class FakeLoaded:
+    placement: Placement
+    failing: bool
+    process_id: int | None = None
+    buffers: tuple[Buffer, ...] = (
+        Buffer("GPU0", "model", 70),
+        Buffer("GPU0", "KV", 7),
+        Buffer("CPU_Mapped", "model", 5),
+        Buffer("CUDA_Host", "compute", 1),
+    )
+
+    def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
+        if self.failing:
+            raise RuntimeFailureError("the process died")
+        return DecodeTiming(tokens, tokens / (200 if self.placement.name == "two" else 100))
+
+
+def test_placements_take_turns_and_the_order_turns_around() -> None:
+    machine = FakeMachine()
+    sweep(machine.open, [ONE, TWO, THREE])
+    assert machine.opened == ["one", "two", "three", "three", "two", "one"] * 3
+    assert machine.most_loaded == 1
+
+
+def test_a_sweep_can_keep_every_placement_loaded() -> None:
+    machine = FakeMachine()
+    sweep(machine.open, [ONE, TWO], SweepSettings(keep_loaded=True))
+    assert machine.opened == ["one", "two"]
+    assert (machine.most_loaded, machine.loaded) == (2, 0)
+
+
+def test_rows_compare_with_the_first_placement_and_add_up_both_sides() -> None:
+    one, two = sweep(FakeMachine().open, [ONE, TWO])
+    assert one.ratio.ratio == pytest.approx(1)
+    assert two.ratio.ratio == pytest.approx(2)
+    assert two.tokens_per_s == pytest.approx(200)
+    assert (two.device_bytes, two.host_bytes) == (77, 6)
+
+
+@pytest.mark.parametrize("how", ["broken", "failing"])
+def test_a_placement_that_does_not_run_gets_a_row_that_says_so(how) -> None:
+    machine = FakeMachine(**{how: "one"})
+    one, two = sweep(machine.open, [ONE, TWO])
+    assert one.error in {"out of memory", "the process died"}
+    assert one.tokens_per_s is None
+    assert two.ratio.ratio == pytest.approx(1)
+    assert machine.opened.count("one") <= 1
+    assert machine.loaded == 0
+
+
+def test_nothing_to_measure_and_too_few_rounds_are_refused() -> None:
+    with pytest.raises(UsageError):
+        sweep(FakeMachine().open, [])
+    with pytest.raises(ValueError, match="at least 6"):
+        SweepSettings(rounds=5)
+
+
+def test_blocks_are_the_first_ones_with_experts_or_a_range() -> None:
+    placements = expert_placements(FACTS, ["0", " 2", "3-4"])
+    assert [placement.host_experts for placement in placements] == [(), (1, 2), (3, 4)]
+    assert {placement.gpu_layers for placement in placements} == {7}
+    for wrong in ("5", "x", "4-3", "", "٣"):
+        with pytest.raises(UsageError, match="blocks"):
+            expert_placements(FACTS, [wrong])
+
+
+def test_layers_are_whole_ones() -> None:
+    assert [placement.gpu_layers for placement in layer_placements(FACTS, [0, 3, 7])] == [0, 3, 7]
+    with pytest.raises(UsageError, match="has 7 with its output"):
+        layer_placements(FACTS, [8])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system has no /proc")  # noqa: PTH110
+def test_counters_are_those_of_the_process() -> None:
+    counters = sweeping._counters(os.getpid())
+    assert set(counters) >= {"major_faults", "resident_bytes", "swapped_in_pages"}
+    ballast = bytearray(os.urandom(1)) * (64 << 20)
+    grown = sweeping._counters(os.getpid())
+    assert grown["resident_bytes"] - counters["resident_bytes"] > len(ballast) * 0.9
+    assert sweeping._counters(None) == {}
+    assert sweeping._counters(1 << 30) == {}
+
+
+def test_major_faults_are_read_past_a_name_with_blanks_and_brackets(tmp_path, monkeypatch) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) b (c) S 1 2 3 4 5 6 77 8 99 10 11\n")
+    (tmp_path / "7" / "status").write_text("Name:\ta\nVmRSS:\t 12 kB\nVmSwap:\t 3 kB\n")
+    (tmp_path / "vmstat").write_text("pswpin 5\n")
+    monkeypatch.setattr(sweeping, "PROC", tmp_path)
+    assert sweeping._counters(7) == {
+        "major_faults": 99,
+        "resident_bytes": 12 * 1024,
+        "swapped_bytes": 3 * 1024,
+        "swapped_in_pages": 5,
+    }
+
+
+def test_a_sweep_is_shown_as_a_table_and_as_a_figure(tmp_path) -> None:
+    from rich.console import Console
+
+    rows = sweep(FakeMachine(broken="three").open, [ONE, TWO, THREE])
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(sweep_table(rows))
+    console.print(published_table(PublishedTable("x", "a study", "", ({"label": "[/red]", "tokens_per_s": 3.0},))))
+    text = console.export_text()
+    assert "2.000 [2.000, 2.000]" in text
+    assert "failed: out of memory" in text
+    assert "[/red]" in text
+    figure_sweep(rows).savefig(tmp_path / "s.svg")
+    assert (tmp_path / "s.svg").stat().st_size > 1000
+    with pytest.raises(UsageError, match="nothing to draw"):
+        figure_sweep(rows[2:])
