@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import AttestationError, RuntimeFailureError, RuntimeUnsupportedError, UsageError
 from routing_lab.gate import Policy, Verdict, decide
-from routing_lab.measure import MeasureSettings, SpeedRatio, measure_rates, measure_ratio
+from routing_lab.measure import MeasureSettings, SpeedRatio, measure_many, measure_prefill
 from routing_lab.probes import Outcome, ProbeSet, run_probes
+from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
@@ -20,11 +22,17 @@ __all__ = ["EvaluateSettings", "Evaluation", "Row", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSettings:
-    """How schedules are measured and judged; by default every gate probe is asked, so that failures can be counted."""
+    """How schedules are measured and judged; by default every gate probe is asked, so that failures can be counted.
+
+    ``verify`` of ``False`` decodes every answer instead of checking the baseline's as drafts. ``prefill_tokens`` is the
+    length of the prompts whose rate is measured as well (0: it is not).
+    """
 
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     policy: Policy = field(default_factory=Policy)
     stop_after_failures: int | None = None
+    verify: bool = True
+    prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class Row:
     """One schedule beside the baseline.
 
     ``speed`` of ``None`` means that it could not be measured, and ``error`` says why. The baseline's own row has the
-    ratio 1 by definition.
+    ratio 1 by definition. ``prefill`` is the ratio of the rates at which prompts are processed, where it was measured.
     """
 
     schedule: Schedule
@@ -42,6 +50,20 @@ class Row:
     verdict: Verdict
     outcomes: tuple[Outcome, ...]
     error: str | None
+    prefill: SpeedRatio | None = None
+
+    @property
+    def tokens_per_correct(self) -> float | None:
+        """Generated tokens for each correct answer: rambling is slower than the rate says; ``None`` without one."""
+        correct = sum(outcome.correct for outcome in self.outcomes)
+        return sum(outcome.tokens for outcome in self.outcomes) / correct if correct else None
+
+    @property
+    def seconds_per_correct(self) -> float | None:
+        """Seconds of decoding for each correct answer, at the rate that was measured."""
+        if self.speed is None or self.tokens_per_correct is None:
+            return None
+        return self.tokens_per_correct / self.speed.candidate_tokens_per_s
 
     @property
     def status(self) -> Status | None:
@@ -57,6 +79,9 @@ class Row:
             "total_experts": self.total_experts,
             "speed": None if self.speed is None else self.speed.to_dict(),
             "tokens_per_s": None if self.speed is None else self.speed.candidate_tokens_per_s,
+            "prefill": None if self.prefill is None else self.prefill.to_dict(),
+            "tokens_per_correct": self.tokens_per_correct,
+            "seconds_per_correct": self.seconds_per_correct,
             "status": self.status,
             "verdict": asdict(self.verdict),
             "error": self.error,
@@ -65,14 +90,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The baseline's row and one for each schedule, in the order they were given."""
+    """The baseline's row and one for each schedule, in the order they were given.
+
+    ``calibration`` says how the answers were found without decoding them (``None``: they were decoded).
+    """
 
     baseline: Row
     rows: tuple[Row, ...]
+    calibration: Calibration | None = None
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the baseline's rates say about the machine while the schedules were measured."""
+        longest = max((row.speed for row in self.rows if row.speed), key=lambda speed: speed.rounds, default=None)
+        return () if longest is None else longest.warnings()
 
     def to_dict(self) -> dict[str, Any]:
         """The table as JSON can hold it."""
-        return {"baseline": self.baseline.to_dict(), "schedules": [row.to_dict() for row in self.rows]}
+        return {
+            "baseline": self.baseline.to_dict(),
+            "schedules": [row.to_dict() for row in self.rows],
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "warnings": list(self.warnings()),
+        }
 
 
 def evaluate(
@@ -136,65 +175,117 @@ class _Table:
         self._report = report
         self._gate = probe_set.split("gate")
         self._baseline = Schedule.baseline(runtime.facts)
+        self._verification: Verification | None = None
 
     def of(self, schedules: Sequence[Schedule]) -> Evaluation:
         """The table: all answers first, then all speeds in common rounds."""
-        everything = [self._baseline, *schedules]
-        answers = [self._answers(schedule) for schedule in everything]
+        own = self._own_answers()
+        answers = [self._answers(schedule) for schedule in schedules]
         self._report("measuring speeds")
-        speeds = self._speeds(everything, answers)
-        own = answers[0].outcomes
-        rows = [
-            self._row(schedule, got, speed, own)
-            for schedule, got, speed in zip(everything, answers, speeds, strict=True)
-        ]
-        return Evaluation(rows[0], tuple(rows[1:]))
+        speeds = self._speeds(schedules, answers)
+        prefill = self._prefill(schedules, speeds)
+        # Where nothing else could be measured, the baseline still can, or there is no table.
+        measured = next((speed for speed in speeds if isinstance(speed, SpeedRatio)), None)
+        itself = _against_itself(measured or self._measured([self._baseline])[0])
+        return Evaluation(
+            baseline=self._row(self._baseline, own, itself, None, own.outcomes),
+            rows=tuple(
+                self._row(schedule, got, speed, ratio, own.outcomes)
+                for schedule, got, speed, ratio in zip(schedules, answers, speeds, prefill, strict=True)
+            ),
+            calibration=None if self._verification is None else self._verification.calibration,
+        )
+
+    def _own_answers(self) -> _Answers:
+        """The baseline's answers, decoded; its completions are the drafts of all others."""
+        self._report(f"asking {self._baseline.name}")
+        transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge)
+        if self._settings.verify:
+            cut = {block: max(1, count // 2) for block, count in self._runtime.facts.experts_used.items()}
+            half = Schedule.from_counts("half", cut)
+            try:
+                found = calibrate(self._runtime, self._probe_set, self._gate, transcripts, half)
+            except (RuntimeUnsupportedError, RuntimeFailureError) as error:
+                # What cannot be compared is decoded.
+                found = Calibration(0.0, 0, 0, 0.0, 1.0, f"batches could not be compared with single tokens: {error}")
+            self._verification = Verification(transcripts, found)
+        return _Answers(transcripts.outcomes)
 
     def _answers(self, schedule: Schedule) -> _Answers:
         self._report(f"asking {schedule.name}")
         try:
             self._runtime.apply(schedule)
+        except AttestationError:
+            raise  # without attestation no answer means anything
         except (RuntimeUnsupportedError, RuntimeFailureError) as error:
-            # Without a baseline there is no table, and without attestation no answer means anything.
-            if schedule is self._baseline or isinstance(error, AttestationError):
-                raise
             return _Answers(error=str(error))
-        stop = None if schedule is self._baseline else self._settings.stop_after_failures
-        return _Answers(
-            tuple(run_probes(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=stop))
-        )
+        ask = run_probes
+        if self._verification is not None:
+            ask = partial(verify_probes, verification=self._verification)
+        stop = self._settings.stop_after_failures
+        return _Answers(tuple(ask(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=stop)))
 
     def _speeds(self, schedules: Sequence[Schedule], answers: Sequence[_Answers]) -> list[SpeedRatio | str]:
-        """For each schedule its ratio or why there is none; the first one is the baseline, against itself."""
+        """For each schedule its ratio or why there is none."""
         usable = [index for index, got in enumerate(answers) if got.error is None]
         speeds: list[SpeedRatio | str] = [got.error or "not measured" for got in answers]
+        wanted = [schedules[index] for index in usable]
         try:
-            rates = measure_rates(self._runtime, [schedules[index] for index in usable], self._settings.measure)
+            measured: Sequence[SpeedRatio | str] = self._measured(wanted)
         except RuntimeFailureError:
             # One of them kills the process; alone with the baseline the others still get their numbers.
-            for index in usable:
-                speeds[index] = self._speed_alone(schedules[index])
-            return speeds
-        for index, series in zip(usable, rates, strict=True):
-            speeds[index] = SpeedRatio.from_rates(series, rates[0], self._settings.measure.confidence)
+            measured = [self._speed_alone(schedule) for schedule in wanted]
+        for index, speed in zip(usable, measured, strict=True):
+            speeds[index] = speed
         return speeds
+
+    def _measured(self, schedules: Sequence[Schedule]) -> list[SpeedRatio]:
+        return measure_many(self._runtime, schedules, self._baseline, self._settings.measure)
 
     def _speed_alone(self, schedule: Schedule) -> SpeedRatio | str:
         try:
-            return measure_ratio(self._runtime, schedule, self._baseline, self._settings.measure)
+            return self._measured([schedule])[0]
         except RuntimeFailureError as error:
-            if schedule is self._baseline:
-                raise
             return str(error)
 
-    def _row(self, schedule: Schedule, got: _Answers, speed: SpeedRatio | str, own: Sequence[Outcome]) -> Row:
+    def _prefill(self, schedules: Sequence[Schedule], speeds: Sequence[SpeedRatio | str]) -> list[SpeedRatio | None]:
+        """For each schedule the ratio of the rates at which prompts are processed, where there is one."""
+        tokens = self._settings.prefill_tokens
+        usable = [index for index, speed in enumerate(speeds) if not isinstance(speed, str)]
+        ratios: list[SpeedRatio | None] = [None for _ in speeds]
+        if not tokens or not usable:
+            return ratios
+        self._report("measuring prompts")
+        wanted = [schedules[index] for index in usable]
+        try:
+            measured = measure_prefill(self._runtime, wanted, self._baseline, self._settings.measure, tokens)
+        except RuntimeFailureError:
+            measured = None  # its decode ratio is there, and the row's error is about that
+        for index, ratio in zip(usable, measured or [], strict=False):
+            ratios[index] = ratio
+        return ratios
+
+    def _row(
+        self,
+        schedule: Schedule,
+        got: _Answers,
+        speed: SpeedRatio | str,
+        prefill: SpeedRatio | None,
+        own: Sequence[Outcome],
+    ) -> Row:
         facts = self._runtime.facts
         return Row(
             schedule=schedule,
             key=schedule.key(facts),
             total_experts=schedule.total(facts),
             speed=None if isinstance(speed, str) else speed,
+            prefill=prefill,
             verdict=decide(got.outcomes, len(self._gate), self._settings.policy, own),
             outcomes=got.outcomes,
             error=speed if isinstance(speed, str) else None,
         )
+
+
+def _against_itself(measured: SpeedRatio) -> SpeedRatio:
+    """The baseline's own row, from the rounds that it shared with another schedule."""
+    return SpeedRatio.from_rates(measured.baseline_rates, measured.baseline_rates, measured.confidence)

@@ -31,13 +31,15 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from enum import StrEnum
+from typing import Any
 
 from routing_lab.errors import RuntimeFailureError
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
 __all__ = [
+    "Ended",
     "MeasureSettings",
     "SpeedRatio",
     "fewest_rounds",
@@ -47,8 +49,16 @@ __all__ = [
     "measure_ratio",
 ]
 
-Ended = Literal["rounds", "narrow", "beaten"]
-"""Why a measurement ended: its rounds were up, its interval was narrow enough, or a rival was surely faster."""
+
+class Ended(StrEnum):
+    """Why a measurement ended."""
+
+    ROUNDS = "rounds"
+    """There were no more."""
+    NARROW = "narrow"
+    """The interval was as narrow as asked."""
+    BEATEN = "beaten"
+    """A rival was surely faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +114,15 @@ class SpeedRatio:
     confidence: float
     candidate_rates: tuple[float, ...]
     baseline_rates: tuple[float, ...]
-    ended: Ended = "rounds"
+    ended: Ended = Ended.ROUNDS
 
     @classmethod
     def from_rates(
-        cls, candidate: Sequence[float], baseline: Sequence[float], confidence: float = 0.95, ended: Ended = "rounds"
+        cls,
+        candidate: Sequence[float],
+        baseline: Sequence[float],
+        confidence: float = 0.95,
+        ended: Ended = Ended.ROUNDS,
     ) -> SpeedRatio:
         """Compare two series of tokens per second, round by round.
 
@@ -166,9 +180,7 @@ class SpeedRatio:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SpeedRatio:
         """Inverse of ``to_dict``; ratio and interval are computed anew, so that they always belong to the rates."""
-        ended = data.get("ended", "rounds")
-        if ended not in get_args(Ended):
-            raise ValueError(f"ended is {ended!r}, not one of {', '.join(get_args(Ended))}")
+        ended = Ended(data["ended"])
         return cls.from_rates(data["candidate_rates"], data["baseline_rates"], data["confidence"], ended)
 
     @property
@@ -234,9 +246,9 @@ def _enough(
     """The result of a candidate that needs no more rounds."""
     now = SpeedRatio.from_rates(candidate, baseline, settings.confidence)
     if rival is not None and _surely_below(now, rival, settings, look):
-        return replace(now, ended="beaten")
+        return replace(now, ended=Ended.BEATEN)
     if settings.half_width is not None and now.half_width <= settings.half_width:
-        return replace(now, ended="narrow")
+        return replace(now, ended=Ended.NARROW)
     return now if look == settings.looks[-1] else None
 
 

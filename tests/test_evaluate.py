@@ -48,7 +48,32 @@ def test_the_baseline_is_always_there_with_the_ratio_one(facts: ModelFacts) -> N
 
 def test_all_gate_probes_are_asked_unless_told_otherwise(facts: ModelFacts) -> None:
     assert run(facts, QUARTER).rows[0].verdict.run == 4
-    assert run(facts, QUARTER, stop_after_failures=1).rows[0].verdict.run == 3
+    assert run(facts, QUARTER, stop_after_failures=1, verify=False).rows[0].verdict.run == 3
+
+
+def test_drafts_and_decoding_give_the_same_table_but_for_time(facts: ModelFacts) -> None:
+    drafted, decoded = (run(facts, QUARTER, MIXED, HALF, verify=verify) for verify in (True, False))
+    assert drafted.calibration is not None
+    assert decoded.calibration is None
+    assert [row.verdict for row in drafted.rows] == [row.verdict for row in decoded.rows]
+    assert [row.tokens_per_correct for row in drafted.rows] == [row.tokens_per_correct for row in decoded.rows]
+    assert any(outcome.kept for outcome in drafted.rows[0].outcomes)
+
+
+def test_prompts_have_a_ratio_of_their_own(facts: ModelFacts) -> None:
+    (half,) = run(facts, HALF, prefill_tokens=64).rows
+    assert half.prefill is not None
+    assert half.prefill.ratio == pytest.approx(half.speed.ratio)
+    assert run(facts, HALF).rows[0].prefill is None
+
+
+def test_seconds_per_correct_answer_count_what_a_wrong_answer_cost(facts: ModelFacts) -> None:
+    result = run(facts, QUARTER)
+    (quarter,) = result.rows
+    assert quarter.tokens_per_correct == pytest.approx(sum(one.tokens for one in quarter.outcomes) / 3)
+    assert quarter.seconds_per_correct == pytest.approx(
+        quarter.tokens_per_correct / quarter.speed.candidate_tokens_per_s
+    )
 
 
 def test_a_schedule_that_the_runtime_cannot_set_gets_a_row_that_says_so(facts: ModelFacts) -> None:

@@ -106,7 +106,7 @@ def _of_speed(where: str, speed: SpeedRatio) -> Iterator[Problem]:
         yield Problem(f"{where}.candidate_rates", f"has {len(speed.candidate_rates)} rounds, above {MAX_ROUNDS}")
         return
     try:
-        computed = SpeedRatio.from_rates(speed.candidate_rates, speed.baseline_rates, speed.confidence)
+        computed = SpeedRatio.from_rates(speed.candidate_rates, speed.baseline_rates, speed.confidence, speed.ended)
     except ValueError as error:
         yield Problem(f"{where}.candidate_rates", str(error))
     else:

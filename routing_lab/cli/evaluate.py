@@ -9,6 +9,7 @@ from routing_lab.cli import options
 from routing_lab.cli.output import activity, console, print_json
 
 ROUNDS = 12
+PREFILL_TOKENS = 256
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -26,7 +27,15 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--fail-fast", action="store_true", help="stop asking a schedule's probes at the first one that fails"
     )
-    options.add_measure(parser, rounds=ROUNDS)
+    options.add_measure(parser, rounds=ROUNDS, precision=0.01)
+    options.add_plain(parser)
+    parser.add_argument(
+        "--prefill",
+        type=options.non_negative,
+        default=PREFILL_TOKENS,
+        metavar="N",
+        help="also measure prompts of N tokens; 0: do not (default: %(default)s)",
+    )
     options.add_runtime(parser)
 
 
@@ -37,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
 
     schedules = options.load_schedules(args.schedules)
     settings = EvaluateSettings(
-        measure=options.measure_settings(args), stop_after_failures=1 if args.fail_fast else None
+        measure=options.measure_settings(args),
+        stop_after_failures=1 if args.fail_fast else None,
+        verify=not args.plain,
+        prefill_tokens=args.prefill,
     )
     probes = options.probe_set(args)
     options.require_splits(probes, "gate")

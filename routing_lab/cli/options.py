@@ -251,8 +251,21 @@ def probe_set(args: argparse.Namespace) -> ProbeSet:
     return ProbeSet.load(demo.probes_path())
 
 
-def add_measure(parser: argparse.ArgumentParser, *, rounds: int) -> None:
-    """How speed is measured; ``rounds`` is the default of this command."""
+MORE_ROUNDS = 4
+"""Rounds may be added up to so many times the number asked for."""
+
+
+def add_plain(parser: argparse.ArgumentParser) -> None:
+    """``--plain``: no drafts."""
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="decode every answer instead of checking the baseline's as drafts (slower, same verdicts)",
+    )
+
+
+def add_measure(parser: argparse.ArgumentParser, *, rounds: int, precision: float | None = None) -> None:
+    """How speed is measured; ``rounds`` and ``precision`` are the defaults of this command."""
     group = parser.add_argument_group("how speed is measured")
     group.add_argument(
         "--tokens", type=positive, default=128, metavar="N", help="decoded per round (default: %(default)s)"
@@ -264,6 +277,16 @@ def add_measure(parser: argparse.ArgumentParser, *, rounds: int) -> None:
         metavar="N",
         help="interleaved rounds (default: %(default)s)",
     )
+    parser.set_defaults(precision=None)
+    if precision is not None:
+        group.add_argument(
+            "--precision",
+            type=decimal(0.0001, 1),
+            default=precision,
+            metavar="SHARE",
+            help=f"add rounds, up to {MORE_ROUNDS} times as many, until the interval of a ratio reaches no further "
+            "than this share of it to either side (default: %(default)s)",
+        )
 
 
 def measure_settings(args: argparse.Namespace) -> MeasureSettings:
@@ -275,7 +298,8 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
     from routing_lab.measure import MeasureSettings
 
     try:
-        settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds)
+        more = None if args.precision is None else MORE_ROUNDS * args.rounds
+        settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds, most_rounds=more, half_width=args.precision)
     except ValueError as error:
         raise UsageError(f"--tokens, --rounds: {error}") from error
     if settings.tokens + settings.prompt_tokens > args.context:

@@ -49,7 +49,12 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     hours = options.decimal(0.001, 8760, " (a year)")
     parser.add_argument("--hours", type=hours, metavar="H", help="stop this session after so long")
-    parser.add_argument("--sampler", choices=("tpe", "random"), default="tpe", help="default: %(default)s")
+    parser.add_argument(
+        "--sampler",
+        choices=("schedule", "tpe", "gp", "nsga2", "random"),
+        default="schedule",
+        help="schedule: made for this search; the others are Optuna's (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--policy",
@@ -57,7 +62,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         default="all_correct",
         help="what the gate demands of every probe (default: %(default)s)",
     )
-    options.add_measure(parser, rounds=SCREENING_ROUNDS)
+    options.add_measure(parser, rounds=SCREENING_ROUNDS, precision=0.015)
+    options.add_plain(parser)
     options.add_runtime(parser)
 
 
@@ -171,6 +177,7 @@ def _settings(args: argparse.Namespace) -> StudySettings:
         sampler=args.sampler,
         measure=options.measure_settings(args),
         policy=Policy(Rule(args.policy)),
+        verify=not args.plain,
     )
 
 

@@ -21,7 +21,7 @@ from routing_lab.visible import visible
 
 if TYPE_CHECKING:
     from routing_lab.certificate import Certificate, EvenSpread
-    from routing_lab.evaluate import Evaluation, Row
+    from routing_lab.evaluate import Evaluation
     from routing_lab.measure import SpeedRatio
     from routing_lab.probes import Outcome
     from routing_lab.search.records import StudyRecord, TrialRecord
@@ -45,21 +45,35 @@ def evaluation_table(evaluation: Evaluation) -> RenderableType:
     """The study's figure 1 for the schedules of an evaluation: speed beside what became of the answers.
 
     The ratio is to the baseline, its interval in brackets (median decode rates beside it); of answers that are not all
-    correct the first failing probe is named. Below stands why a schedule could not be measured.
+    correct the first failing probe is named. Prompts have a ratio of their own where that was measured. Below stands
+    why a schedule could not be measured, how the answers were found, and whether the machine was quiet.
     """
+    prefill = any(row.prefill for row in evaluation.rows)
     table = _table()
     table.add_column("schedule", overflow="fold", ratio=1)
     table.add_column("experts", justify="right", no_wrap=True)
     _add_speed_columns(table, evaluation.baseline.speed)
+    if prefill:
+        table.add_column("prompts", justify="right", no_wrap=True)
+    table.add_column("s/answer", justify="right", no_wrap=True)
     table.add_column("answers")
     for row in (evaluation.baseline, *evaluation.rows):
-        name = Text(visible(row.schedule.name))
-        table.add_row(name, str(row.total_experts), *_speed(row.speed), _answers(row.verdict, row.outcomes))
-    return _page("Evaluation: decode speed and gate answers beside the baseline", table, _errors(evaluation.rows))
+        cells: list[RenderableType] = [Text(visible(row.schedule.name)), str(row.total_experts), *_speed(row.speed)]
+        cells += [f"{row.prefill.ratio:.3f}" if row.prefill else ""] if prefill else []
+        table.add_row(*cells, _significant(row.seconds_per_correct), _answers(row.verdict, row.outcomes))
+    return _page("Evaluation: decode speed and gate answers beside the baseline", table, _notes(evaluation))
 
 
-def _errors(rows: Iterable[Row]) -> Iterator[str]:
-    return (f"{row.schedule.name}: {row.error}" for row in rows if row.error is not None)
+def _significant(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3g}"
+
+
+def _notes(evaluation: Evaluation) -> Iterator[str]:
+    yield from (f"{row.schedule.name}: {row.error}" for row in evaluation.rows if row.error is not None)
+    yield "s/answer: seconds of decoding for each correct answer."
+    if evaluation.calibration:
+        yield f"Answers of other schedules: {evaluation.calibration.describe()}."
+    yield from (f"The machine was not quiet: {warning}." for warning in evaluation.warnings())
 
 
 def screening_table(study: StudyRecord, *, rows: int = 8) -> RenderableType:

@@ -31,7 +31,7 @@ from optuna.trial import TrialState
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import NothingAcceptedError, RuntimeFailureError
 from routing_lab.gate import Result, Rule, decide
-from routing_lab.measure import SpeedRatio, measure_ratio
+from routing_lab.measure import Ended, SpeedRatio, measure_ratio
 from routing_lab.probes import Outcome, Probe, ProbeSet, run_probes
 from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime.base import Runtime
@@ -300,7 +300,7 @@ class Session:
             return None
         if speed.high <= 1:
             return "surely no faster than the baseline"
-        if (rival := self._rival()) is not None and (speed.high < rival or speed.ended == "beaten"):
+        if (rival := self._rival()) is not None and (speed.high < rival or speed.ended is Ended.BEATEN):
             return f"surely slower than {self._settings.runners_up} accepted schedules"
         return None
 
