@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,6 +159,7 @@ def export(
     unvalidated: bool = False,
     library: Path | None = None,
     settings: ServerSettings | None = None,
+    port: int | None = None,
 ) -> Export:
     """Export the schedule of a certificate, or another schedule that the caller takes the responsibility for.
 
@@ -170,6 +171,7 @@ def export(
         unvalidated: Export a schedule that no certificate covers, with the label on it.
         library: The override library to preload (``None``: not built; only uniform schedules can be exported then).
         settings: How the server runs; by default as the certificate says.
+        port: Where it listens, instead of where the settings say.
 
     Raises:
         UsageError: Neither certificate nor schedule; no certificate covers the schedule on this model (unless
@@ -188,6 +190,8 @@ def export(
         certificate, certificate_file = None, None
     if settings is None:
         settings = ServerSettings() if certificate is None else ServerSettings.of(certificate)
+    if port is not None:
+        settings = replace(settings, port=port)
     return _render(schedule, facts, certificate, certificate_file=certificate_file, library=library, settings=settings)
 
 

@@ -29,7 +29,10 @@ from routing_lab.placement import EXPERTS_PATTERN, OUTPUT_PATTERN, HostTensors, 
 from routing_lab.schedule import Schedule, format_counts
 
 __all__ = [
+    "CONTROL_ENV",
     "EXPERTS_ENV",
+    "PRELOAD_ENV",
+    "WATCH_ENV",
     "KvOverride",
     "ServerCommand",
     "experts_setting",
@@ -41,6 +44,7 @@ __all__ = [
     "parse_placement",
     "parse_server_command",
     "preload_environment",
+    "render_control",
     "render_experts",
     "render_override_kv",
     "server_command",
@@ -49,7 +53,12 @@ __all__ = [
 
 EXPERTS_ENV: Final = "ROUTING_LAB_EXPERTS"
 """Environment variable that the override library reads when llama.cpp starts."""
+CONTROL_ENV: Final = "ROUTING_LAB_CONTROL"
+"""Environment variable with the path of the file that switches the schedule of a running server."""
+WATCH_ENV: Final = "ROUTING_LAB_WATCH"
+"""Environment variable with an inherited descriptor: the server ends when its other end closes."""
 PRELOAD_ENV: Final = "LD_PRELOAD"
+_DEFAULT_PORT: Final = 8080
 OVERRIDE_KV: Final = "--override-kv"
 
 _ENTRY = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(\d{1,9})", re.ASCII)
@@ -116,6 +125,14 @@ def preload_environment(schedule: Schedule, facts: ModelFacts, library: Path) ->
             f"LD_PRELOAD cannot name {str(library)!r}: move the library to a path without blanks and colons"
         )
     return {PRELOAD_ENV: str(library), EXPERTS_ENV: render_experts(schedule, facts)}
+
+
+def render_control(generation: int, experts: str) -> str:
+    """A control file: ``experts`` as ``render_experts`` gives it, an empty text for the model's own counts.
+
+    The override library takes it when it appears whole (by a rename) with a generation above the last one.
+    """
+    return f"routing_lab control 1\ngeneration {generation}\nexperts {experts or 'own'}\nend\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,6 +264,16 @@ class ServerCommand:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", FrozenMap(self.env))
+
+    def value(self, option: str) -> str | None:
+        """What follows ``option``, the last time where it is there several times."""
+        values = [value for word, value in itertools.pairwise(self.argv) if word == option]
+        return values[-1] if values else None
+
+    @property
+    def port(self) -> int:
+        """The port of ``--port``, or llama-server's own default."""
+        return int(self.value("--port") or _DEFAULT_PORT)
 
     def shell(self) -> str:
         """One line for a POSIX shell, everything quoted that needs it."""

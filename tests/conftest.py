@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from routing_lab.runtime.server_binary import BUILT_BY_MAKE
+
 # On a busy machine the time of one example says nothing about the code.
 settings.register_profile("busy machine", deadline=None)
 settings.load_profile("busy machine")
@@ -33,3 +35,14 @@ def nonfile(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> Path:
+    """The llama-server that make built; a test that needs it must not pass for want of it where all is to be tested."""
+    if not BUILT_BY_MAKE.is_file():
+        missing = f"there is no {BUILT_BY_MAKE}: make llama-server builds it"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return BUILT_BY_MAKE

@@ -33,6 +33,7 @@ COMMANDS = (
     "report",
     "export",
     "synth",
+    "attest",
 )
 
 DESCRIPTION = """\

@@ -32,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
     from routing_lab.errors import RuntimeUnsupportedError
     from routing_lab.runtime.doctor import examine
 
-    report = examine(options.model_path(args), options.runtime_options(args))
+    options.check_server(args)
+    report = examine(
+        options.model_path(args), options.runtime_options(args), runtime=args.runtime, binary=args.llama_server
+    )
     if args.json:
         print_json(report)
     else:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import print_json
-from routing_lab.errors import RuntimeUnsupportedError, UsageError
+from routing_lab.cli.output import print_json, progress_console, say_error
+from routing_lab.errors import NothingAcceptedError, RuntimeUnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from routing_lab.export import Export
+    from routing_lab.probes import ProbeSet
+    from routing_lab.prove import Proof
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -39,10 +45,26 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         help="a shell script, a models preset, a systemd user unit, a compose service, or a Python program "
         "(default: %(default)s)",
     )
+    parser.add_argument("--port", type=options.port, metavar="N", help="where the server listens (default: 8080)")
+    proof = parser.add_argument_group("prove it")
+    proof.add_argument(
+        "--run",
+        action="store_true",
+        dest="prove",
+        help="start the printed command, read its counts back, ask a probe, measure its speed, and end it",
+    )
+    options.add_probes(proof)
+    proof.add_argument(
+        "--llama-server", type=Path, metavar="PATH", help="the server (default: on PATH, else of make llama-server)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the export; a schedule without a certificate is a usage error unless the user insists."""
+    """Print the export; a schedule without a certificate is a usage error unless the user insists.
+
+    With ``--run`` what the server did follows as comments; exit code 4 where it did not run the schedule, 5 where it
+    did and the probe got a wrong answer.
+    """
     from routing_lab.certificate import Certificate
     from routing_lab.export import export
     from routing_lab.renderings import FORMATS
@@ -50,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.certificate is None and args.schedule is None:
         raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
+    if args.llama_server is not None and not args.prove:
+        raise UsageError("--llama-server names what --run starts; give both or neither")
+    probes = options.probe_set(args) if args.prove else None
     certificate = None if args.certificate is None else Certificate.load(args.certificate)
     schedule = options.load_schedules([args.schedule])[0] if args.schedule else None
     library = None
@@ -62,9 +87,33 @@ def run(args: argparse.Namespace) -> int:
         schedule=schedule,
         unvalidated=args.unvalidated,
         library=library,
+        port=args.port,
     )
+    proof = None if probes is None else _prove(args, result, probes)
     if args.json:
-        print_json(result.to_dict())
+        print_json(result.to_dict() | ({} if proof is None else {"proof": proof.to_dict()}))
     else:
         print(FORMATS[args.format](result), end="")
+    if proof is None:
+        return 0
+    if not args.json:
+        print("\n# proved with this very command", *(f"# {line}" for line in proof.lines()), sep="\n")
+    try:
+        proof.require_answer()
+    except NothingAcceptedError as error:
+        return say_error(error)  # the export itself is printed already
     return 0
+
+
+def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
+    from routing_lab.prove import prove
+
+    with progress_console().status("starting") as status:
+        return prove(
+            result.command,
+            result.schedule,
+            options.read_facts(args),
+            probes,
+            binary=args.llama_server,
+            on_progress=status.update,
+        )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from routing_lab.probes.probeset import Split
     from routing_lab.runtime.base import RuntimeOptions
     from routing_lab.runtime.llama import LlamaRuntime
+    from routing_lab.runtime.server import ServerRuntime
     from routing_lab.schedule import Schedule
 
 MOST = 2**31 - 1
@@ -140,6 +141,20 @@ def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> N
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
     )
+    add_server(group)
+
+
+def add_server(group: argparse._ArgumentGroup) -> None:
+    """Which of the two runtimes, and which llama-server."""
+    group.add_argument(
+        "--runtime",
+        choices=("llama", "server"),
+        default="llama",
+        help="libllama in process, or a llama-server (default: %(default)s)",
+    )
+    group.add_argument(
+        "--llama-server", type=Path, metavar="PATH", help="the server (default: on PATH, else of make llama-server)"
+    )
 
 
 class _Given(argparse.Action):
@@ -166,7 +181,18 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--placement", type=Path, metavar="YAML", help="placement file, instead of the two above")
 
 
-RUNTIME = ("threads", "context", "gpu_layers", "host_experts", "placement", "library", "stock")
+RUNTIME = (
+    "runtime",
+    "llama_server",
+    "threads",
+    "context",
+    "gpu_layers",
+    "host_experts",
+    "placement",
+    "rpc",
+    "library",
+    "stock",
+)
 """The options of ``add_runtime``."""
 
 
@@ -183,14 +209,34 @@ def command_line(args: argparse.Namespace, command: str, *names: str) -> str:
 
 
 @contextlib.contextmanager
-def open_runtime(args: argparse.Namespace) -> Iterator[LlamaRuntime]:
+def open_runtime(args: argparse.Namespace) -> Iterator[LlamaRuntime | ServerRuntime]:
     """The loaded model, closed at the end whatever happens."""
     from routing_lab.runtime.llama import LlamaRuntime
+    from routing_lab.runtime.server import ServerRuntime
 
     # The signals are looked after outside, so that a second one cannot meet the model's process while it is ended.
     require_context(args, read_facts(args))
-    with unwinding(), LlamaRuntime(model_path(args), runtime_options(args)) as runtime:
-        yield runtime
+    check_server(args)
+    model, options = model_path(args), runtime_options(args)
+    with unwinding():
+        serves = args.runtime == "server"
+        opened = ServerRuntime(model, options, binary=args.llama_server) if serves else LlamaRuntime(model, options)
+        with opened as runtime:
+            yield runtime
+
+
+def check_server(args: argparse.Namespace) -> None:
+    """Refuse options of the runtime that was not chosen.
+
+    Raises:
+        UsageError: ``--llama-server`` for libllama in process, or ``--library`` or ``--stock`` for a server.
+    """
+    if args.runtime == "llama" and args.llama_server is not None:
+        raise UsageError("--llama-server names what only --runtime server starts; give both or neither")
+    if args.runtime == "server" and args.library is not None:
+        raise UsageError("--library is for --runtime llama: a llama-server loads its own libllama; name --llama-server")
+    if args.runtime == "server" and args.stock:
+        raise UsageError("--stock is for --runtime llama: a llama-server cannot be attested without the override")
 
 
 def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
@@ -231,7 +277,7 @@ def _placement(args: argparse.Namespace) -> Placement:
 # Probes, measurement, schedules
 
 
-def add_probes(parser: argparse.ArgumentParser) -> None:
+def add_probes(parser: argparse._ActionsContainer) -> None:
     """``--probes``: a probe set, the demo model's own when absent."""
     parser.add_argument("--probes", type=Path, metavar="YAML", help="probe set (default: that of the demo model)")
 
@@ -444,6 +490,10 @@ non_negative = whole(0, MOST)
 def non_negative_number(text: str) -> float:
     """A finite number of at least 0."""
     return 0.0 if text.strip() in {"0", "0.0"} else positive_number(text)
+
+
+port = whole(1, _LAST_PORT)
+"""The number of a TCP port."""
 
 
 def share(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Runtimes: what runs a model under a schedule. ``base`` is the contract, ``llama`` the real thing, ``fake`` a fake."""
+"""Runtimes run a model under a schedule: ``base`` is the contract, ``llama`` and ``server`` are real, ``fake`` not."""
 
 from __future__ import annotations
 

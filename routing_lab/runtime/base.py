@@ -197,7 +197,8 @@ class Runtime(Protocol):
         """Time ``tokens`` single-token decodes under the applied schedule after an uncounted prompt.
 
         Each step decodes one token and picks the best next one, as a server does. The tokens fed are a fixed stream,
-        the same for every schedule, so that two schedules do the same work.
+        the same for every schedule, so that two schedules do the same work. (A real server cannot be fed: there they
+        are what the model picks after a fixed prompt.)
         """
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from routing_lab.model import ModelFacts
 from routing_lab.runtime.base import Capability, RuntimeOptions
 from routing_lab.runtime.engine import Device
 from routing_lab.runtime.llama import LlamaRuntime, available_cores, libllama_path
+from routing_lab.runtime.server import ServerRuntime
+from routing_lab.runtime.server_binary import find_server
 from routing_lab.schedule import Schedule
 
 __all__ = ["DoctorReport", "examine", "mixed_schedule"]
@@ -63,10 +65,17 @@ def mixed_schedule(facts: ModelFacts) -> Schedule:
     return Schedule.from_counts("doctor-mixed", counts)
 
 
-def examine(model: Path, options: RuntimeOptions | None = None) -> DoctorReport:
+def examine(
+    model: Path,
+    options: RuntimeOptions | None = None,
+    *,
+    runtime: Literal["llama", "server"] = "llama",
+    binary: Path | None = None,
+) -> DoctorReport:
     """Load ``model``, switch it to a mixed schedule and say what works here.
 
-    Never raises for a broken set-up: that is what it reports.
+    ``binary`` is the llama-server to try, for the runtime ``server``. Never raises for a broken set-up: that is what it
+    reports.
     """
     options = options or RuntimeOptions(context_tokens=512)
     total, available = _memory()
@@ -88,14 +97,16 @@ def examine(model: Path, options: RuntimeOptions | None = None) -> DoctorReport:
         warnings=(),
     )
     try:
-        report = replace(report, library=str(libllama_path(options.library_dir)))
-        with LlamaRuntime(model, options) as runtime:
-            return _try_override(_described(report, runtime), runtime)
+        library = find_server(binary).libllama if runtime == "server" else libllama_path(options.library_dir)
+        report = replace(report, library=str(library))
+        opened = ServerRuntime(model, options, binary=binary) if runtime == "server" else LlamaRuntime(model, options)
+        with opened:
+            return _try_override(_described(report, opened), opened)
     except RoutingLabError as error:
         return replace(report, reason=str(error))
 
 
-def _described(report: DoctorReport, runtime: LlamaRuntime) -> DoctorReport:
+def _described(report: DoctorReport, runtime: LlamaRuntime | ServerRuntime) -> DoctorReport:
     return replace(
         report,
         library=runtime.build.library,
@@ -108,7 +119,7 @@ def _described(report: DoctorReport, runtime: LlamaRuntime) -> DoctorReport:
     )
 
 
-def _try_override(report: DoctorReport, runtime: LlamaRuntime) -> DoctorReport:
+def _try_override(report: DoctorReport, runtime: LlamaRuntime | ServerRuntime) -> DoctorReport:
     if runtime.capability is not Capability.PRELOAD:
         return replace(report, reason=runtime.no_override_reason)
     if not runtime.facts.is_moe:
@@ -120,7 +131,7 @@ def _try_override(report: DoctorReport, runtime: LlamaRuntime) -> DoctorReport:
     return replace(report, override="attested", attested=dict(attestation.selected))
 
 
-def _warnings(report: DoctorReport, runtime: LlamaRuntime) -> list[str]:
+def _warnings(report: DoctorReport, runtime: LlamaRuntime | ServerRuntime) -> list[str]:
     warnings = []
     available = report.memory_available_bytes
     if available is not None and available < _LOW_MEMORY_SHARE * runtime.facts.size_bytes:

@@ -31,12 +31,21 @@ from routing_lab.runtime.process import ModelProcess
 from routing_lab.runtime.symbols import unfit_reason
 from routing_lab.schedule import Schedule
 
-__all__ = ["LlamaRuntime", "available_cores", "default_threads", "libllama_path"]
+__all__ = [
+    "LlamaRuntime",
+    "available_cores",
+    "default_threads",
+    "file_digest",
+    "graph_too_large",
+    "libllama_path",
+    "with_errors_of",
+]
 
 _TINY_MODEL_BYTES = 32 * 2**20
 
 # What llama.cpp says before it aborts on a graph with more nodes than it has room for.
-_GRAPH_TOO_LARGE = ("cgraph->n_nodes <", "not enough space in the context's memory pool")
+# (A server's own log is written by another thread, and of its last words only the assertion is certain.)
+_GRAPH_TOO_LARGE = ("cgraph->n_nodes <", "not enough space in the context's memory pool", "GGML_ASSERT(obj_new) failed")
 
 
 def libllama_path(library_dir: Path | None = None) -> Path:
@@ -79,9 +88,15 @@ def default_threads(facts: ModelFacts) -> int:
 
 
 @functools.cache
-def _file_digest(path: Path, _size: int, _modified_ns: int) -> str:
+def _digest(path: Path, _size: int, _modified_ns: int) -> str:
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def file_digest(path: Path) -> str:
+    """``sha256:`` and the digest of a file, read again only where the file has changed."""
+    status = path.stat()
+    return _digest(path, status.st_size, status.st_mtime_ns)
 
 
 class LlamaRuntime:
@@ -157,13 +172,11 @@ class LlamaRuntime:
     @property
     def build(self) -> RuntimeBuild:
         """The library that runs the model."""
-        library = Path(self._loaded.library).resolve()
-        status = library.stat()
         return RuntimeBuild(
             name="llama.cpp",
             version=self._loaded.version,
             library=self._loaded.library,
-            library_digest=_file_digest(library, status.st_size, status.st_mtime_ns),
+            library_digest=file_digest(Path(self._loaded.library).resolve()),
             system_info=self._loaded.system_info,
         )
 
@@ -263,7 +276,7 @@ class LlamaRuntime:
             reply = process.request("load", **asdict(self._load_spec()))
         except RuntimeUnsupportedError as error:
             self._discard()  # first, so that the tail is complete: the answer can overtake the log
-            raise RuntimeUnsupportedError(_with_errors_of(process.log_tail(), str(error))) from None
+            raise RuntimeUnsupportedError(with_errors_of(process.log_tail(), str(error))) from None
         except BaseException:
             self._discard()
             raise
@@ -330,12 +343,8 @@ class LlamaRuntime:
             self._discard()  # nothing may run under counts that nobody asked for
             raise
         except RuntimeFailureError as error:
-            if any(sign in error.log_tail for sign in _GRAPH_TOO_LARGE):
-                raise RuntimeUnsupportedError(
-                    f"the schedule consults {sum(counts.values())} experts over all blocks, and a graph of that size "
-                    "exceeds what llama.cpp reserves for this model (most architectures: 8 nodes for each tensor, at "
-                    "least 1024); every expert takes two nodes, so lower the largest counts"
-                ) from error
+            if refusal := graph_too_large(error, counts):
+                raise refusal from error
             raise
 
 
@@ -360,7 +369,18 @@ def _attest(counts: Mapping[int, int], switched: Switched) -> Attestation:
     return Attestation(selected=selected, summed=summed)
 
 
-def _with_errors_of(log: str, message: str) -> str:
+def graph_too_large(error: RuntimeFailureError, counts: Mapping[int, int]) -> RuntimeUnsupportedError | None:
+    """The refusal that a failure stands for where llama.cpp had no room for the graph of ``counts``."""
+    if not any(sign in error.log_tail for sign in _GRAPH_TOO_LARGE):
+        return None
+    return RuntimeUnsupportedError(
+        f"the schedule consults {sum(counts.values())} experts over all blocks, and a graph of that size "
+        "exceeds what llama.cpp reserves for this model (most architectures: 8 nodes for each tensor, at "
+        "least 1024); every expert takes two nodes, so lower the largest counts"
+    )
+
+
+def with_errors_of(log: str, message: str) -> str:
     """Add the lines of the log in which libllama says what went wrong."""
     telling = [line for line in log.splitlines() if "error" in line.lower() or "failed" in line.lower()]
     return "\n  ".join([message, *telling[-3:]])

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from routing_lab.errors import RuntimeFailureError
-from routing_lab.overrides import EXPERTS_ENV
+from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, WATCH_ENV
 from routing_lab.runtime import channel
 
-__all__ = ["ModelProcess"]
+__all__ = ["LogTail", "ModelProcess", "ending"]
 
 _LOG_BYTES = 16_384
 _END_S = 30.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
-class _LogTail:
+class LogTail:
     """Keeps the last bytes that a process writes, and keeps its pipe empty."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -47,7 +47,8 @@ class _LogTail:
 def _environment(library_dir: Path | None) -> dict[str, str]:
     environment = dict(os.environ)
     # Meant for a server: the child gets its schedules by message.
-    environment.pop(EXPERTS_ENV, None)
+    for name in (EXPERTS_ENV, CONTROL_ENV, WATCH_ENV):
+        environment.pop(name, None)
     # The child imports the very package that runs here, however that was found.
     paths = [str(_PACKAGE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -87,7 +88,7 @@ class ModelProcess:
         self._line = Connection(ours.detach())
         weakref.finalize(self, _end, self._process, self._line)  # whoever forgets to close leaves nothing behind
         assert self._process.stdout is not None, "asked for a pipe"  # noqa: S101
-        self._log = _LogTail(self._process.stdout)
+        self._log = LogTail(self._process.stdout)
 
     @property
     def pid(self) -> int:
@@ -132,10 +133,7 @@ class ModelProcess:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return "the model's process closed its line"
-        if code >= 0:
-            return f"the model's process ended with exit code {code}"
-        reasons = {signal.SIGABRT: " (an assertion in libllama)", signal.SIGKILL: " (for instance out of memory)"}
-        return f"the model's process was ended by {signal.Signals(-code).name}{reasons.get(signal.Signals(-code), '')}"
+        return f"the model's process {ending(code)}"
 
     def log_tail(self) -> str:
         """The last words that the process wrote (libllama's log)."""
@@ -149,6 +147,14 @@ class ModelProcess:
     def close(self) -> None:
         """End the process whatever state it is in, and wait until it is gone; safe to call twice."""
         _end(self._process, self._line)
+
+
+def ending(code: int) -> str:
+    """How a process ended, from its return code as ``subprocess`` gives it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    reasons = {signal.SIGABRT: " (an assertion in libllama)", signal.SIGKILL: " (for instance out of memory)"}
+    return f"was ended by {signal.Signals(-code).name}{reasons.get(signal.Signals(-code), '')}"
 
 
 def _end(process: subprocess.Popen[bytes], line: Connection) -> None:

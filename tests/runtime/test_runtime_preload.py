@@ -139,3 +139,29 @@ def test_a_server_on_a_libllama_without_the_functions_does_not_start(tmp_path: P
     assert done.returncode == 4
     assert "does not have both functions that the expert override replaces" in done.stderr
     assert run_preloaded([str(program)], None).returncode == 0
+
+
+def preloaded_environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "LD_PRELOAD": str(override_library()), **more}
+
+
+def test_a_program_under_watch_ends_when_the_other_end_closes_and_hands_the_watch_to_no_child() -> None:
+    watched, ours = os.pipe()
+    command = ["sh", "-c", "env | grep -c ROUTING_LAB_WATCH; read nothing"]
+    environment = preloaded_environment(ROUTING_LAB_WATCH=str(watched))
+    with subprocess.Popen(
+        command, env=environment, pass_fds=[watched], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        os.close(watched)
+        assert program.stdout.readline() == "0\n"
+        assert program.poll() is None
+        os.close(ours)
+        assert program.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("number", ["", "two", "-1", "987654"])
+def test_a_watch_on_no_descriptor_stops_the_program(number: str) -> None:
+    environment = preloaded_environment(ROUTING_LAB_WATCH=number)
+    done = subprocess.run(["/bin/echo", "started"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "ROUTING_LAB_WATCH names no open descriptor" in done.stderr

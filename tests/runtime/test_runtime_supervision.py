@@ -16,7 +16,7 @@ import pytest
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UserFileError
 from routing_lab.runtime import RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime
-from routing_lab.runtime.process import _LOG_BYTES, _LogTail
+from routing_lab.runtime.process import _LOG_BYTES, LogTail
 from routing_lab.schedule import Schedule
 
 pytestmark = pytest.mark.model
@@ -188,7 +188,7 @@ def test_a_model_that_libllama_refuses_is_named_with_libllamas_own_reason(rewrit
 
 def test_the_log_is_bounded_and_keeps_the_end() -> None:
     ours, theirs = os.pipe()
-    tail = _LogTail(os.fdopen(ours, "rb", buffering=0))
+    tail = LogTail(os.fdopen(ours, "rb", buffering=0))
     with os.fdopen(theirs, "wb") as pipe:
         for _ in range(200):
             pipe.write(b"x" * 4096)

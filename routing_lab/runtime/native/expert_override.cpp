@@ -13,13 +13,34 @@
 // The schedule is one per process and is read when a graph is built. llama.cpp reuses graphs, so a change takes
 // effect in a context that is created after it; set it before each build when several contexts are alive.
 //
+// Under LD_PRELOAD two more variables work, and a report is kept:
+//   ROUTING_LAB_CONTROL  path of a file that switches the schedule of the running program; it is looked at when a
+//                        graph begins. It must appear whole (write another file, then rename it):
+//                            routing_lab control 1
+//                            generation 5                 above the last one
+//                            experts 0-6:6,7-32:5         or: own
+//                            end
+//                        What cannot be read is refused with a line on standard error, and the schedule stays.
+//   ROUTING_LAB_WATCH    number of an inherited descriptor; the program ends when its other end closes, or when its
+//                        parent is gone.
+//   the report           an anonymous file of the process, /proc/PID/fd/N -> "/memfd:routing_lab_report", which says
+//                        for each block what its last graph was built with; see report_text.
+//
 // Signatures are those of llama.cpp from September to October 2026 on Linux x86-64 and aarch64. Only their mangled
 // names and their calling convention matter, so forward declarations replace llama.cpp's headers.
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -30,6 +51,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -55,6 +77,11 @@ struct EXPORTED llm_graph_context {
 namespace {
 
 constexpr const char * ENVIRONMENT = "ROUTING_LAB_EXPERTS";
+constexpr const char * CONTROL_ENVIRONMENT = "ROUTING_LAB_CONTROL";
+constexpr const char * WATCH_ENVIRONMENT = "ROUTING_LAB_WATCH";
+constexpr const char * REPORT_NAME = "routing_lab_report";
+constexpr int WATCH_MS = 1000;               // how soon a new parent is noticed where the descriptor stays open
+constexpr size_t CONTROL_BYTES = 64 * 1024;  // a schedule of BLOCK_LIMIT single blocks takes 48 KiB
 constexpr int EXIT_UNSUPPORTED = 4; // the exit code of the whole product for "the runtime cannot do this"
 constexpr uint32_t BLOCK_LIMIT = 4096; // far above llama.cpp's own limit; keeps a typing error from taking gigabytes
 
@@ -70,6 +97,7 @@ using BuildMoeFfn = ggml_tensor * (*)(
     float, llama_expert_gating_func_type, int, ggml_tensor *, ggml_tensor *, ggml_tensor *, ggml_tensor *,
     ggml_tensor *, ggml_tensor *, ggml_tensor *);
 using NExpertUsed = uint32_t (*)(const llama_hparams *, uint32_t);
+using Rows = int64_t (*)(const ggml_tensor *);
 
 [[noreturn]] void refuse(const std::string & why) {
     std::fprintf(stderr, "routing_lab: %s\n", why.c_str());
@@ -159,23 +187,48 @@ struct Built {
     int64_t summed;   // the length of the sum, or -1 when libllama did not ask for it through its symbol table
 };
 
+// One row of the report.
+struct Reported {
+    Built built;
+    uint64_t generation; // of the schedule it was built under
+
+    bool operator==(const Reported & other) const {
+        return built.asked == other.built.asked && built.selected == other.built.selected &&
+               built.summed == other.built.summed && generation == other.generation;
+    }
+};
+
+struct Report {
+    std::map<std::pair<int, bool>, Reported> rows; // by block and whether the graph is one for a single token
+    int descriptor = -1;
+    bool impossible = false;
+    uint64_t sequence = 0;
+};
+
+struct Control {
+    std::string path; // empty: there is none
+    struct stat seen = {};
+    uint64_t generation = 0; // 0: the schedule of the environment
+    std::string refused;     // why the last file was not taken; empty when it was
+};
+
 struct State {
     std::mutex mutex;
     std::shared_ptr<const Schedule> schedule; // null: every block keeps the model's own count
     std::map<int, Built> built;               // by block, since the last reset
+    std::map<int, int64_t> experts;           // by block, how many there are
     bool announce = false;                    // say once that the schedule of the environment is in use
+    bool bound = false;                       // a program drives this library; neither control file nor report
+    Control control;
+    Report report;
     std::atomic<BuildMoeFfn> build_moe_ffn{nullptr};
     std::atomic<NExpertUsed> n_expert_used{nullptr};
+    std::atomic<Rows> rows_of{nullptr};
 };
 
 State & state() {
     static State * const leaked = new State; // never destroyed: graphs may be built while the process ends
     return *leaked;
-}
-
-std::shared_ptr<const Schedule> current_schedule() {
-    const std::lock_guard<std::mutex> lock(state().mutex);
-    return state().schedule;
 }
 
 // The block whose experts this thread is building. n_expert_used answers with the schedule only in here, because
@@ -210,6 +263,8 @@ bool resolve_from(void * handle) {
         self.dli_fbase == found.dli_fbase) {
         return false;
     }
+    // A dependency of libllama, which a search through its handle reaches; without it the report has no rows.
+    state().rows_of = reinterpret_cast<Rows>(dlsym(handle, "ggml_nrows"));
     state().n_expert_used = reinterpret_cast<NExpertUsed>(used);
     state().build_moe_ffn = reinterpret_cast<BuildMoeFfn>(build);
     return true;
@@ -248,14 +303,219 @@ NExpertUsed original_n_expert_used(void * caller) {
     return state().n_expert_used;
 }
 
+// ---- the control file -----------------------------------------------------------------------------------------------
+
+struct Order {
+    uint64_t generation;
+    std::shared_ptr<const Schedule> schedule;
+};
+
+// The rest of the line that starts with `key` at `at`; moves behind its end.
+std::string take_line(const std::string & text, size_t & at, const std::string & key) {
+    const size_t end = text.find('\n', at);
+    if (end == std::string::npos || text.compare(at, key.size(), key) != 0) {
+        throw std::invalid_argument("the line '" + key + "' is missing or not whole");
+    }
+    const std::string rest = text.substr(at + key.size(), end - at - key.size());
+    at = end + 1;
+    return rest;
+}
+
+Order parse_control(const std::string & text) {
+    size_t at = 0;
+    if (take_line(text, at, "routing_lab control ") != "1") {
+        throw std::invalid_argument("it is not of version 1");
+    }
+    const std::string number = take_line(text, at, "generation ");
+    if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos) {
+        throw std::invalid_argument("its generation is no number");
+    }
+    const std::string experts = take_line(text, at, "experts ");
+    if (!take_line(text, at, "end").empty() || at != text.size()) {
+        throw std::invalid_argument("it does not stop after the line 'end'");
+    }
+    return Order{std::stoull(number), experts == "own" ? nullptr : parse_schedule(experts)};
+}
+
+struct Descriptor {
+    const int number;
+    explicit Descriptor(int opened) : number(opened) {}
+    ~Descriptor() { close(number); }
+    Descriptor(const Descriptor &) = delete;
+    Descriptor & operator=(const Descriptor &) = delete;
+};
+
+// Reads the whole file and sets `seen` to what was read.
+std::string read_control(const std::string & path, struct stat & seen) {
+    const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (opened < 0) {
+        throw std::invalid_argument(std::string("it cannot be opened: ") + std::strerror(errno));
+    }
+    const Descriptor file(opened);
+    if (fstat(file.number, &seen) != 0 || !S_ISREG(seen.st_mode)) {
+        throw std::invalid_argument("it is no regular file");
+    }
+    if (seen.st_uid != geteuid()) {
+        throw std::invalid_argument("it belongs to another user");
+    }
+    std::string text(CONTROL_BYTES + 1, '\0');
+    size_t size = 0;
+    for (ssize_t got = 1; got > 0 && size < text.size(); size += static_cast<size_t>(std::max<ssize_t>(got, 0))) {
+        got = read(file.number, &text[size], text.size() - size);
+    }
+    if (size > CONTROL_BYTES) {
+        throw std::invalid_argument("it has more than " + std::to_string(CONTROL_BYTES) + " bytes");
+    }
+    text.resize(size);
+    return text;
+}
+
+// Throws where the order must not be followed. What a block has is known from the graphs built so far; the first ones
+// are built when the program makes its context, before it decodes anything.
+void check_order(const Order & order) {
+    if (order.generation <= state().control.generation) {
+        throw std::invalid_argument("its generation " + std::to_string(order.generation) + " is not above " +
+                                    std::to_string(state().control.generation) + ", which is in force");
+    }
+    for (const auto & [block, experts] : state().experts) {
+        if (order.schedule && order.schedule->of(block) > experts) {
+            throw std::invalid_argument("block " + std::to_string(block) + " should consult " +
+                                        std::to_string(order.schedule->of(block)) + " experts and has " +
+                                        std::to_string(experts));
+        }
+    }
+}
+
+bool same_file(const struct stat & a, const struct stat & b) {
+    return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size &&
+           a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
+}
+
+// One line of at most 300 plain characters, whatever a file made of it.
+std::string plain_line(std::string text) {
+    if (text.size() > 300) {
+        text = text.substr(0, 297) + "...";
+    }
+    for (char & letter : text) {
+        letter = letter < ' ' || letter > '~' ? '?' : letter;
+    }
+    return text;
+}
+
+void publish();
+
+// Takes a new control file. One `stat` where nothing changed. The lock is held.
+void follow_control() {
+    Control & control = state().control;
+    struct stat now = {};
+    if (control.path.empty() || state().bound || lstat(control.path.c_str(), &now) != 0 ||
+        same_file(now, control.seen)) {
+        return;
+    }
+    control.seen = now;
+    try {
+        const Order order = parse_control(read_control(control.path, control.seen));
+        check_order(order);
+        state().schedule = order.schedule;
+        state().announce = false;
+        control.generation = order.generation;
+        control.refused.clear();
+    } catch (const std::invalid_argument & problem) {
+        control.refused = plain_line(problem.what());
+        std::fprintf(stderr, "routing_lab: the control file %s is refused, the schedule stays: %s\n",
+                     control.path.c_str(), control.refused.c_str());
+    }
+    publish();
+}
+
+// The schedule of the graph that this thread is building: one graph never gets two.
+struct Graph {
+    const void * context = nullptr;
+    int last_block = -1;
+    std::shared_ptr<const Schedule> schedule;
+    uint64_t generation = 0;
+    int64_t tokens = 0; // 0: not known
+};
+
+thread_local Graph graph;
+
+// A graph begins with another context, or where the blocks do not go on rising. Its first block has a row of
+// activations for each token; the last one may have rows only for the tokens whose logits are wanted.
+void enter_block(const void * context, int block, int64_t rows) {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    const bool begins = context != graph.context || block <= graph.last_block;
+    if (begins) {
+        follow_control();
+        graph.tokens = rows;
+    }
+    // A program that drives this library may set another schedule at any time.
+    if (begins || state().bound) {
+        graph.schedule = state().schedule;
+        graph.generation = state().control.generation;
+    }
+    graph.context = context;
+    graph.last_block = block;
+}
+
+// ---- the report -----------------------------------------------------------------------------------------------------
+
+// Lines of words:
+//     routing_lab report 1
+//     sequence 17                                          of this text
+//     generation 5                                         of the schedule for the next graph; 0: the environment's
+//     experts 0-6:6,7-32:5                                 that schedule, or: own
+//     refused its generation 4 is not above 5              only where the last control file was refused
+//     decode BLOCK ASKED SELECTED SUMMED GENERATION        the last graph for a single token
+//     batch BLOCK ASKED SELECTED SUMMED GENERATION         the last graph for more
+//     end 17                                               the sequence again: the text is whole
+std::string report_text() {
+    const Report & report = state().report;
+    const Control & control = state().control;
+    const std::string sequence = std::to_string(report.sequence);
+    std::string text = "routing_lab report 1\nsequence " + sequence + "\ngeneration " +
+                       std::to_string(control.generation) + "\nexperts " +
+                       (state().schedule ? state().schedule->text : "own") + '\n';
+    if (!control.refused.empty()) {
+        text += "refused " + control.refused + '\n';
+    }
+    for (const auto & [key, row] : report.rows) {
+        text += std::string(key.second ? "decode " : "batch ") + std::to_string(key.first) + ' ' +
+                std::to_string(row.built.asked) + ' ' + std::to_string(row.built.selected) + ' ' +
+                std::to_string(row.built.summed) + ' ' + std::to_string(row.generation) + '\n';
+    }
+    return text + "end " + sequence + '\n';
+}
+
+// Renews the report. The lock is held.
+void publish() {
+    Report & report = state().report;
+    if (state().bound || report.impossible) {
+        return;
+    }
+    if (report.descriptor < 0) {
+        report.descriptor = static_cast<int>(syscall(SYS_memfd_create, REPORT_NAME, 1U /* MFD_CLOEXEC */));
+    }
+    ++report.sequence;
+    const std::string text = report_text();
+    const auto size = static_cast<ssize_t>(text.size());
+    if (report.descriptor < 0 || pwrite(report.descriptor, text.data(), text.size(), 0) != size ||
+        ftruncate(report.descriptor, size) != 0) {
+        report.impossible = true;
+        std::fprintf(stderr, "routing_lab: there will be no report: %s\n", std::strerror(errno));
+    }
+}
+
 // ---- the decision ---------------------------------------------------------------------------------------------------
+
+// A warm-up graph wants every expert so that all weights are read once; it computes nothing that is used.
+bool is_warm_up(int64_t n_expert, int64_t asked) {
+    return asked == n_expert && own_count != static_cast<uint32_t>(n_expert);
+}
 
 // How many experts the block gets instead of `asked`; 0: leave it alone.
 uint32_t substitute(const Schedule * schedule, int block, int64_t n_expert, int64_t asked, bool chosen_elsewhere) {
     const uint32_t count = schedule ? schedule->of(block) : 0;
-    // A warm-up graph wants every expert so that all weights are read once; it computes nothing that is used.
-    const bool warm_up = asked == n_expert && own_count != static_cast<uint32_t>(n_expert);
-    if (count == 0 || warm_up || chosen_elsewhere) {
+    if (count == 0 || is_warm_up(n_expert, asked) || chosen_elsewhere) {
         return 0;
     }
     if (count > n_expert) {
@@ -273,9 +533,20 @@ void announce_once() {
     }
 }
 
-void record(int block, const Built & built) {
+void record(int block, const Built & built, int64_t n_expert) {
     const std::lock_guard<std::mutex> lock(state().mutex);
     state().built[block] = built;
+    state().experts[block] = n_expert;
+    if (graph.tokens == 0 || is_warm_up(n_expert, built.asked)) {
+        return;
+    }
+    const Reported row{built, graph.generation};
+    const auto [place, is_new] = state().report.rows.try_emplace({block, graph.tokens == 1}, row);
+    // Most graphs repeat what an earlier one said, and then nothing is written.
+    if (is_new || !(place->second == row)) {
+        place->second = row;
+        publish();
+    }
 }
 
 void copy_text(const std::string & text, char * buffer, size_t size) {
@@ -286,21 +557,68 @@ void copy_text(const std::string & text, char * buffer, size_t size) {
     }
 }
 
+// Ends the process when the other end of `watched` closes, or when the process gets another parent.
+void * watch(void * watched) {
+    struct pollfd line = {static_cast<int>(reinterpret_cast<intptr_t>(watched)), POLLIN, 0};
+    const pid_t parent = getppid();
+    while (getppid() == parent) {
+        char unread[64];
+        if (poll(&line, 1, WATCH_MS) <= 0) {
+            continue;
+        }
+        if (line.revents & POLLNVAL) {
+            return nullptr;
+        }
+        if (read(line.fd, unread, sizeof unread) == 0) {
+            break;
+        }
+    }
+    std::_Exit(0);
+}
+
+void start_watching(const char * text) {
+    char * end = nullptr;
+    const long watched = std::strtol(text, &end, 10);
+    if (end == text || *end != '\0' || watched < 0 || fcntl(static_cast<int>(watched), F_SETFD, FD_CLOEXEC) != 0) {
+        refuse(std::string(WATCH_ENVIRONMENT) + " names no open descriptor");
+    }
+    unsetenv(WATCH_ENVIRONMENT); // a program started from here has no such descriptor
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for the program's own threads
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, watch, reinterpret_cast<void *>(static_cast<intptr_t>(watched))) != 0) {
+        refuse("the thread that watches the parent cannot be started");
+    }
+    pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 // Under LD_PRELOAD the schedule comes with the environment. A server that cannot honour it must not start: it would
 // answer with other counts than its operator believes.
 __attribute__((constructor)) void read_environment() {
+    if (const char * const watched = std::getenv(WATCH_ENVIRONMENT)) {
+        start_watching(watched);
+    }
     const char * const text = std::getenv(ENVIRONMENT);
-    if (!text) {
+    const char * const control = std::getenv(CONTROL_ENVIRONMENT);
+    if (!text && !control) {
         return;
     }
-    try {
-        state().schedule = parse_schedule(text);
-    } catch (const std::invalid_argument & problem) {
-        refuse(std::string(ENVIRONMENT) + ": " + problem.what());
+    const char * const variable = text ? ENVIRONMENT : CONTROL_ENVIRONMENT;
+    if (control) {
+        state().control.path = control;
     }
-    state().announce = true;
+    if (text) {
+        try {
+            state().schedule = parse_schedule(text);
+        } catch (const std::invalid_argument & problem) {
+            refuse(std::string(ENVIRONMENT) + ": " + problem.what());
+        }
+        state().announce = true;
+    }
     if (dlsym(RTLD_DEFAULT, "llama_decode") && !resolve_from(RTLD_NEXT)) {
-        refuse(std::string(ENVIRONMENT) + " is set, but the libllama of this program does not have both functions that "
+        refuse(std::string(variable) + " is set, but the libllama of this program does not have both functions that "
                "the expert override replaces (llama.cpp from September 2026 on, as a shared library, has them)");
     }
 }
@@ -328,7 +646,9 @@ ggml_tensor * llm_graph_context::build_moe_ffn(
         ggml_tensor * probs_in, ggml_tensor * gate_up_exps, ggml_tensor * gate_up_exps_b, ggml_tensor * up_exps_s,
         ggml_tensor * gate_exps_s, ggml_tensor * down_exps_s, ggml_tensor * selected_experts_in) const {
     const auto original = original_build_moe_ffn(__builtin_return_address(0));
-    const auto schedule = current_schedule(); // kept alive for the whole build, whoever sets another one meanwhile
+    const Rows rows_of = state().rows_of;
+    enter_block(this, il, rows_of ? rows_of(cur) : 0);
+    const auto schedule = graph.schedule; // kept alive for the whole build, whoever sets another one meanwhile
     Building here{il, substitute(schedule.get(), il, n_expert, n_expert_used, selected_experts_in != nullptr), -1};
     if (here.count) {
         announce_once();
@@ -339,7 +659,7 @@ ggml_tensor * llm_graph_context::build_moe_ffn(
         this, cur, gate_inp, gate_inp_b, up_exps, up_exps_b, gate_exps, gate_exps_b, down_exps, down_exps_b,
         exp_probs_b, n_expert, selected, type_op, norm_w, w_scale, gating_op, il, probs_in, gate_up_exps,
         gate_up_exps_b, up_exps_s, gate_exps_s, down_exps_s, selected_experts_in);
-    record(il, Built{n_expert_used, selected, here.summed});
+    record(il, Built{n_expert_used, selected, here.summed}, n_expert);
     return out;
 }
 
@@ -356,6 +676,10 @@ EXPORTED int routing_lab_bind(const char * path, char * error, size_t size) {
     }
     const bool found = resolve_from(handle);
     dlclose(handle);
+    {
+        const std::lock_guard<std::mutex> lock(state().mutex);
+        state().bound = true;
+    }
     if (!found) {
         copy_text(std::string(path) + " does not have both functions that the expert override replaces", error, size);
     }
@@ -375,6 +699,7 @@ EXPORTED int routing_lab_set(const char * text, char * error, size_t size) {
     const std::lock_guard<std::mutex> lock(state().mutex);
     state().schedule = std::move(schedule);
     state().announce = false;
+    state().bound = true;
     return 0;
 }
 

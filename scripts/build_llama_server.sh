@@ -1,0 +1,72 @@
+#!/bin/sh
+# Builds llama-server, llama-bench and ggml-rpc-server, with shared libraries, from the llama.cpp source that the pinned
+# llama-cpp-python carries, so that server and library in process are of one version. Called by `make llama-server`.
+#
+#   PYTHON           whose pip fetches the source, and cmake where there is none (default: python3)
+#   LLAMA_CPP_CACHE  where the build is kept (default: .cache/llama.cpp-VERSION in the checkout, which becomes a link)
+#   CMAKE_ARGS       more flags for cmake, for instance -DGGML_CUDA=ON
+#   JOBS             compilers at once (default: every core)
+set -eu
+
+version=0.3.36
+root=$(cd "$(dirname "$0")/.." && pwd)
+place=$root/.cache/llama.cpp-$version
+cache=${LLAMA_CPP_CACHE:-$place}
+python=${PYTHON:-python3}
+programs="llama-server llama-bench ggml-rpc-server"
+
+complete() {
+    for program in $programs; do
+        test -x "$1/bin/$program" || return 1
+    done
+}
+
+mkdir -p "$root/.cache" "$(dirname "$cache")"
+if [ "$cache" != "$place" ]; then
+    if [ -e "$place" ] && [ ! -L "$place" ]; then
+        echo "$place is a build of its own: remove it, or leave LLAMA_CPP_CACHE unset" >&2
+        exit 2
+    fi
+    ln -sfn "$cache" "$place"
+fi
+if complete "$cache"; then
+    exit 0
+fi
+
+if ! command -v cmake >/dev/null; then
+    "$python" -m pip install --quiet --disable-pip-version-check cmake ninja
+    PATH=$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PATH
+fi
+if command -v ninja >/dev/null; then generator=Ninja; else generator="Unix Makefiles"; fi
+
+work=$cache.work
+archive=$work/llama_cpp_python-$version.tar.gz
+mkdir -p "$work"
+if [ ! -f "$archive" ]; then
+    echo "fetching the source of llama-cpp-python $version"
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$work" \
+        "llama-cpp-python==$version"
+fi
+source=$work/llama_cpp_python-$version/vendor/llama.cpp
+if [ ! -f "$source/CMakeLists.txt" ]; then
+    tar -xzf "$archive" -C "$work"
+fi
+
+echo "compiling llama-server once (about a quarter of an hour on two cores)"
+# The libraries lie beside the programs, wherever the folder goes.
+# shellcheck disable=SC2086 - CMAKE_ARGS are several words
+cmake -S "$source" -B "$work/build" -G "$generator" -Wno-dev --log-level=WARNING \
+    -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_RPC=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF \
+    -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN' ${CMAKE_ARGS:-}
+# shellcheck disable=SC2086 - programs are several words
+cmake --build "$work/build" --parallel "${JOBS:-$(getconf _NPROCESSORS_ONLN)}" --target llama $programs
+
+# It appears whole: a build that was interrupted is never taken for a finished one.
+mkdir -p "$work/new"
+cp -a "$work/build/bin" "$work/new/"
+complete "$work/new"
+"$work/new/bin/llama-server" --version
+rm -rf "$cache"
+mv "$work/new" "$cache"
+rm -rf "$work"

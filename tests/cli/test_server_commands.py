@@ -1,0 +1,265 @@
+"""Commands on a real llama-server, as a user meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_commands import DEMO_SCHEDULES, fails, run_json
+
+from routing_lab import demo
+from routing_lab.certificate import Certificate
+from routing_lab.cli import main
+from routing_lab.export import ServerSettings, export
+from routing_lab.measure import MeasureSettings
+from routing_lab.model import ModelFacts
+from routing_lab.probes import ProbeSet
+from routing_lab.runtime.native import override_library
+from routing_lab.runtime.server_process import free_port
+from routing_lab.schedule import Schedule
+
+SERVER = ("--runtime", "server", "--llama-server")
+QUICK = ("--rounds", "6", "--tokens", "16", "--context", "512")
+
+
+@pytest.fixture
+def few_probes(tmp_path: Path) -> Path:
+    """Every tenth probe of the demo model's own set."""
+    whole = ProbeSet.load(demo.probes_path())
+    path = tmp_path / "few.yaml"
+    dataclasses.replace(whole, items=whole.items[::10]).save(path)
+    return path
+
+
+@pytest.mark.model
+def test_evaluate_gives_the_answers_of_the_library_in_process(
+    llama_server: Path, few_probes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedules = [file for file in DEMO_SCHEDULES if file.stem in {"uniform-1", "uniform-4", "late-half"}]
+    words = ("evaluate", *schedules, "--probes", few_probes, *QUICK)
+    outcomes = []
+    for runtime in (SERVER, ()):
+        code, result = run_json(capsys, *words, *runtime, *([llama_server] if runtime else []))
+        assert code == 0
+        outcomes.append([(row["schedule"], row["verdict"]) for row in result["schedules"]])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.model
+def test_a_search_of_ten_trials_and_its_acceptance_name_the_server(
+    llama_server: Path, few_probes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = (
+        "--probes",
+        few_probes,
+        "--study",
+        "served",
+        "--storage",
+        tmp_path / "studies.db",
+        *QUICK,
+        *SERVER,
+        llama_server,
+    )
+    code, result = run_json(capsys, "search", "--trials", "10", *study)
+    assert code == 0
+    assert result["accepted"]
+    assert result["identity"]["runtime"].startswith("llama-server ")
+    certificate = tmp_path / "certificate.yaml"
+    code, result = run_json(capsys, "validate", "--top", "1", "--output", certificate, *study)
+    # Whether the interval of so few short rounds lies above 1 is a matter of luck.
+    assert code in {0, 5}
+    if code == 0:
+        assert Certificate.load(certificate).runtime.name == "llama-server"
+
+
+@pytest.mark.model
+def test_probes_are_checked_on_the_server(
+    llama_server: Path, few_probes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = run_json(capsys, "probes", "check", few_probes, "--context", "512", *SERVER, llama_server)
+    assert code == 0
+    assert result
+
+
+@pytest.mark.model
+def test_doctor_attests_a_server(llama_server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_json(capsys, "doctor", *SERVER, llama_server)
+    assert code == 0
+    assert report["override"] == "attested"
+    assert "libllama" in report["library"]
+
+
+def test_a_server_that_is_missing_or_cannot_serve_ends_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = tmp_path / "fake-llama-server"
+    fake.write_text("#!/bin/sh\necho 'version: 1234 (0a1b2c3)'\n")
+    fake.chmod(0o755)
+    for path, said in ((tmp_path / "nothing", "does not exist"), (fake, "1234 (0a1b2c3)")):
+        message = fails(capsys, 4, "evaluate", DEMO_SCHEDULES[0], *SERVER, path)
+        assert said in message
+        assert "make llama-server" in message
+    assert main(["doctor", *SERVER, str(fake), "--json"]) == 4
+    assert "1234 (0a1b2c3)" in json.loads(capsys.readouterr().out)["reason"]
+
+
+def test_a_model_that_is_missing_ends_with_3(
+    few_probes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", tmp_path / "absent.gguf", "--probes", few_probes, "--runtime", "server")
+    message = fails(capsys, 3, "evaluate", DEMO_SCHEDULES[0], *words)
+    assert "absent.gguf" in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--llama-server", "x"), ("--runtime", "server", "--stock"), ("--runtime", "server", "--library", "x")],
+)
+def test_an_option_of_the_other_runtime_is_a_mistake(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(capsys, 2, "evaluate", DEMO_SCHEDULES[0], *words)
+    fails(capsys, 2, "doctor", *words)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# attest, on a server that the lab did not start
+
+
+KEY = "0:8,1:3,2-3:16,4:1,5:8"
+
+
+@pytest.fixture(scope="module")
+def users_server(llama_server: Path) -> Iterator[str]:
+    """Started by the very line that export prints, warm-up and all; its URL."""
+    mixed = Schedule.from_counts("mixed", {1: 3, 2: 16, 3: 16, 4: 1})
+    settings = ServerSettings(threads=1, port=free_port())
+    printed = export(
+        ModelFacts.read(demo.model_path()),
+        schedule=mixed,
+        unvalidated=True,
+        library=override_library(),
+        settings=settings,
+    ).text()
+    line = printed.splitlines()[-1]
+    environment = {**os.environ, "PATH": f"{llama_server.parent}{os.pathsep}{os.environ['PATH']}"}
+    shell = ["sh", "-c", f"exec {line}"]
+    with subprocess.Popen(shell, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+        try:
+            wait_for_health(settings.port)
+            yield f"http://127.0.0.1:{settings.port}"
+        finally:
+            one.kill()
+
+
+def wait_for_health(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.05)
+    pytest.fail("llama-server was not ready within a minute")
+
+
+@pytest.mark.model
+def test_attest_reads_the_counts_of_a_server_that_has_not_been_asked_anything(
+    users_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, served = run_json(capsys, "attest", "--url", users_server)
+    assert code == 0
+    assert (served["experts_used"], served["prompt_experts_used"], served["own"]) == (KEY, KEY, "0-5:8")
+    assert served["program"] == "llama-server"
+    assert main(["attest", "--url", users_server]) == 0
+    assert f"{KEY}, read back" in capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_attest_compares_with_a_schedule(users_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same, other = tmp_path / "same.yaml", tmp_path / "other.yaml"
+    same.write_text("schedule: same\nexperts_used: {1: 3, 2-3: 16, 4: 1}\n")
+    other.write_text("schedule: other\nexperts_used: {1: 3, 2-3: 16, 4: 2}\n")
+    assert main(["attest", "--url", users_server, "--schedule", str(same)]) == 0
+    message = fails(capsys, 4, "attest", "--url", users_server, "--schedule", other)
+    assert "block 4 should consult 2 experts, the graph consults 1; by other" in message
+
+
+def test_attest_says_what_it_found_where_there_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing listens" in fails(capsys, 4, "attest", "--url", f"http://127.0.0.1:{free_port()}")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        message = fails(capsys, 4, "attest", "--url", f"localhost:{other.getsockname()[1]}")
+    assert f"process {os.getpid()}" in message
+    assert "does not run under the override library" in message
+    assert "is not this machine's loopback" in fails(capsys, 4, "attest", "--url", "http://192.0.2.7:8080")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1", "http://127.0.0.1:port", "ftp://127.0.0.1:21", "", "http://[::1:8"]
+)
+def test_attest_wants_an_address_with_a_port(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no address" in fails(capsys, 2, "attest", "--url", url)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# export --run
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An export without a certificate leaves the threads to the server, which on a busy machine wait for each other.
+    monkeypatch.setattr("routing_lab.prove._SETTINGS", MeasureSettings(tokens=4, rounds=6, warmup_rounds=0))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["late-half", "uniform-4"])
+def test_an_export_that_is_run_is_attested_asked_and_measured(
+    name: str, short: None, llama_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = next(file for file in DEMO_SCHEDULES if file.stem == name)
+    port = free_port()
+    words = ("export", "--schedule", schedule, "--unvalidated", "--port", port, "--run", "--llama-server", llama_server)
+    assert main([str(word) for word in words]) == 0
+    printed = capsys.readouterr().out
+    counts = {"late-half": "0-2:8,3-5:4", "uniform-4": "0-5:4"}[name]
+    assert ("--override-kv qwen3moe" in printed.split("# the whole command")[1]) is (name == "uniform-4")
+    assert f"# ran on port {port}: llama-server " in printed
+    assert f"# attested: {counts}\n" in printed
+    assert "# probe addition-g00: correct\n" in printed
+    assert "# speed ratio " in printed
+    # What follows the command is comment: the output is still a script.
+    assert subprocess.run(["/bin/sh", "-n"], input=printed, text=True, check=False).returncode == 0
+
+
+@pytest.mark.model
+def test_an_export_whose_server_answers_wrongly_ends_with_5(
+    short: None, llama_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = next(file for file in DEMO_SCHEDULES if file.stem == "first-block-1")
+    words = ("--schedule", schedule, "--unvalidated", "--port", free_port(), "--run", "--llama-server", llama_server)
+    assert "runs the schedule, but probe addition-g00 got wrong_answer" in fails(capsys, 5, "export", *words)
+
+
+@pytest.mark.model
+def test_an_export_whose_port_is_taken_ends_with_4(llama_server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        words = ("--port", other.getsockname()[1], "--run", "--llama-server", llama_server)
+        message = fails(capsys, 4, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", *words)
+    assert "is taken by another program" in message
+
+
+def test_a_server_for_an_export_that_is_not_run_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 2, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--llama-server", "x")
