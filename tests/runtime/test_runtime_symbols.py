@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,7 +144,7 @@ def test_an_install_without_the_compiled_library_still_runs_and_says_what_is_mis
 def test_the_compiled_library_is_looked_for_beside_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from routing_lab.runtime import native
 
-    shutil.copy(native.__file__, tmp_path / "__init__.py")
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    assert native.plain_kernels_library() is None
     with pytest.raises(RuntimeUnsupportedError, match=r"C\+\+17 compiler"):
         native.override_library()

@@ -53,6 +53,10 @@ class Mortal(LlamaRuntime):
         self._doom("generate")
         return super().generate(prompt, **options)
 
+    def verify(self, drafts: Any, **options: Any) -> Any:
+        self._doom("verify")
+        return super().verify(drafts, **options)
+
     def decode_timing(self, **options: Any) -> DecodeTiming:
         self._doom("decode_timing")
         return super().decode_timing(**options)
@@ -83,7 +87,14 @@ def test_a_study_survives_the_kill_of_its_process_and_its_winner_is_validated(
 ) -> None:
     # The 20th timing and the 9th completion (the baseline needs 14 and 8) belong to the first trial.
     storage, space = tmp_path / "s.db", SearchSpace.default(runtime.facts)
-    settings = StudySettings(trials=4, measure=MEASURE, runners_up=None, policy=Policy(Rule.NO_WORSE_THAN_BASELINE))
+    settings = StudySettings(
+        trials=4,
+        measure=MEASURE,
+        runners_up=None,
+        policy=Policy(Rule.NO_WORSE_THAN_BASELINE),
+        order="speed",
+        verify=False,
+    )
     runtime.fatal, before = (request_, number), runtime.deaths
     result = run_study(runtime, probes, space, study="s", storage=storage, settings=settings)
     assert runtime.deaths == before + 1
@@ -94,6 +105,23 @@ def test_a_study_survives_the_kill_of_its_process_and_its_winner_is_validated(
     for trial in result.study.evaluated:
         assert trial.speed is not None
         assert trial.gate_skipped or trial.attested == trial.key
+
+
+def test_a_process_lost_while_drafts_were_checked_costs_no_trial(
+    runtime: Mortal, probes: ProbeSet, tmp_path: Path
+) -> None:
+    storage, space = tmp_path / "s.db", SearchSpace.default(runtime.facts)
+    settings = StudySettings(trials=2, measure=MEASURE, policy=Policy(Rule.NO_WORSE_THAN_BASELINE), order="gate")
+    # Two checks calibrate; the third is the first trial's.
+    runtime.fatal, before = ("verify", 3), runtime.deaths
+    result = run_study(runtime, probes, space, study="s", storage=storage, settings=settings)
+    assert runtime.deaths == before + 1
+    assert [trial.ending for trial in result.study.trials] == [Ending.EVALUATED] * 2
+    assert all(outcome.kept is None for outcome in result.study.trials[0].outcomes)
+    assert result.study.baseline is not None
+    assert result.study.baseline.calibration is not None
+    assert result.study.baseline.calibration.reason is None
+    assert load_study(storage) == result.study
 
 
 def test_an_acceptance_run_on_the_real_model_ends_in_a_certificate_that_covers_the_schedule(

@@ -122,7 +122,7 @@ def test_samplers_learn_what_fails_the_gate_and_chance_does_not(tmp_path: Path) 
     assert passed["tpe"] > passed["random"] + 5
     # Ours looks for faster ones than it has, which all fail here, once it has found the best there is.
     assert fastest["schedule"] == pytest.approx(1000 / (8 + 7 + 3) / 25)
-    assert fastest["schedule"] > fastest["tpe"] > fastest["random"]
+    assert fastest["schedule"] >= fastest["tpe"] > fastest["random"]
 
 
 def test_the_baseline_is_a_point_where_its_counts_are_choices(dimensions: Dimensions, tmp_path: Path) -> None:
