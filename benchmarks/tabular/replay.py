@@ -1,0 +1,224 @@
+"""Compare ways to search: replay studies against the table of a whole space, with many seeds, in seconds each.
+
+What: how many schedules a method has to evaluate until it has one that passes the gate and whose ratio is within 1 % of
+the best that passes. The table (``make_table.py``) answers each question: the ratio, with the noise of a screening
+measurement drawn anew (half width 2 %), and the gate, which stops at the batch of eight probes in which the first
+failure is. Every method begins with the uniform schedules, as a study does, and never evaluates a schedule twice.
+
+    random            chance
+    tpe               Optuna's TPE; a failed gate is a failed trial
+    tpe constrained   the same, told the expected number of failed probes
+    nsga2             Optuna's NSGA-II, constrained
+    gp                Optuna's Gaussian process sampler, constrained (needs PyTorch)
+    lexi              no evaluations in the loop: evolution looks for the allocation with the least data-free loss
+                      (``data_free.py``) at every number of experts, and they are tried from the smallest number on
+    schedule          this project's sampler
+
+    python benchmarks/tabular/replay.py --seeds 50 [--only schedule random] [--figure docs/figures/search-methods.png]
+
+Results are printed as medians with quartiles, and the curves of the best accepted ratio over the evaluations are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import optuna
+from data_free import COUNTS, sensitivities
+
+from routing_lab.demo import model_path
+from routing_lab.model import ModelFacts
+from routing_lab.search.dimensions import Dimensions, Point
+from routing_lab.search.sampler import FreshSampler, make_sampler
+from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
+from routing_lab.search.surrogate import Evidence
+from routing_lab.space import SearchSpace
+
+TABLE = Path(__file__).with_name("demo-space.npz")
+TOGETHER = 8
+HALF_WIDTH = 0.02
+WITHIN = 0.01
+METHODS = ("random", "tpe", "tpe constrained", "nsga2", "gp", "lexi", "schedule")
+
+
+class Table:
+    """The whole space: what an evaluation of a schedule would have shown."""
+
+    def __init__(self, file: Path) -> None:
+        with np.load(file) as table:
+            self.points = [tuple(map(int, point)) for point in table["points"]]
+            self.ratio = table["ratio"].astype(float)
+            correct = np.unpackbits(table["correct"], axis=1)
+            self.probes = 60
+            self.correct = correct[:, : self.probes].astype(bool)
+        self.index = {point: row for row, point in enumerate(self.points)}
+        self.passes = self.correct.all(axis=1)
+        self.best = float(self.ratio[self.passes].max())
+
+    def gate(self, row: int) -> Evidence:
+        """A gate run in batches that stops after the first failure."""
+        answers = self.correct[row]
+        if answers.all():
+            return Evidence(0, self.probes, self.probes)
+        run = min(self.probes, TOGETHER * (int(np.argmin(answers)) // TOGETHER + 1))
+        return Evidence(int((~answers[:run]).sum()), run, self.probes)
+
+
+def by_optuna(name: str, table: Table, dimensions: Dimensions, seed: int) -> Iterator[int]:
+    """Rows in the order in which an Optuna sampler asks for them."""
+    noise = np.random.default_rng(seed)
+    taken: set[Point] = set()
+    plain = name.removesuffix(" constrained")
+    sampler = FreshSampler(make_sampler(plain, seed, dimensions, taken), dimensions, taken, seed=seed)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for rank in reversed(range(len(COUNTS) - 1)):
+        study.enqueue_trial(dimensions.params([rank] * len(dimensions.choices)))
+    while not sampler.exhausted:
+        trial = study.ask(dimensions.distributions)
+        point = dimensions.point(trial.params)
+        taken.add(point)
+        row = table.index[tuple(COUNTS[rank] for rank in point)]
+        yield row
+        seen = table.gate(row)
+        measured = float(table.ratio[row] * np.exp(noise.normal(0, HALF_WIDTH / 2)))
+        trial.set_user_attr(EVIDENCE, evidence_attribute(HALF_WIDTH, seen))
+        if name == "tpe" and seen.failed:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        if name != "tpe":
+            trial.set_constraint("failed probes", seen.failed / seen.run * seen.total)
+        study.tell(trial, measured)
+
+
+def by_lexi(table: Table, losses: np.ndarray, seed: int) -> Iterator[int]:
+    """Rows by number of experts: for each number the allocation that evolution finds to lose least."""
+    chance = np.random.default_rng(seed)
+    blocks = losses.shape[0]
+    lost = {count: losses[:, column] for column, count in enumerate(COUNTS)}
+    asked: set[int] = set()
+    totals = sorted({sum(point) for point in table.points})
+    while len(asked) < len(table.points):
+        before = len(asked)
+        for total in totals:
+            row = table.index[_evolve(total, blocks, lost, chance)]
+            if row not in asked:
+                asked.add(row)
+                yield row
+        if len(asked) == before:  # nothing new: evolution has settled everywhere
+            return
+
+
+def _evolve(total: int, blocks: int, lost: dict[int, np.ndarray], chance: np.random.Generator) -> Point:
+    """The allocation of least loss with at most ``total`` experts, of a small population."""
+
+    def loss(one: Point) -> float:
+        over = max(0, sum(one) - total)
+        return sum(lost[count][block] for block, count in enumerate(one)) + 1e3 * over
+
+    size, rounds = 20, 30
+    population = [tuple(int(chance.choice(COUNTS)) for _ in range(blocks)) for _ in range(size)]
+    for _ in range(rounds):
+        population = sorted(population, key=loss)[: size // 2]
+        children = []
+        for _ in range(size - len(population)):
+            a, b = (population[int(chance.integers(len(population)))] for _ in range(2))
+            child = [x if chance.random() < 0.5 else y for x, y in zip(a, b, strict=True)]
+            child[int(chance.integers(blocks))] = int(chance.choice(COUNTS))
+            children.append(tuple(child))
+        population += children
+    return min(population, key=loss)
+
+
+def replay(order: Callable[[], Iterator[int]], table: Table, most: int) -> tuple[int | None, list[float]]:
+    """Evaluations until within 1 % of the best (``None``: more than ``most``), and the best accepted after each."""
+    best, curve = 1.0, []
+    for done, row in enumerate(order(), 1):
+        if table.passes[row]:
+            best = max(best, float(table.ratio[row]))
+        curve.append(best)
+        if best >= (1 - WITHIN) * table.best:
+            return done, curve
+        if done == most:
+            break
+    return None, curve
+
+
+def main() -> None:
+    """Replay, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--most", type=int, default=400, help="evaluations after which a study gives up")
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="adds to it, method by method")
+    parser.add_argument("--figure", type=Path)
+    args = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    table = Table(TABLE)
+    dimensions = Dimensions(SearchSpace(COUNTS), ModelFacts.read(model_path()))
+    losses = sensitivities(model_path())
+    passing = int(table.passes.sum())
+    good = int((table.passes & (table.ratio >= (1 - WITHIN) * table.best)).sum())
+    print(f"{len(table.points)} schedules, {passing} pass, {good} of them within 1 % of the best ({table.best:.3f})")
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    for name in args.only:
+        started = time.monotonic()
+        runs = []
+        for seed in range(args.seeds):
+
+            def order(name: str = name, seed: int = seed) -> Iterator[int]:
+                if name == "lexi":
+                    return by_lexi(table, losses, seed)
+                return by_optuna(name, table, dimensions, seed)
+
+            runs.append(replay(order, table, args.most))
+        results[name] = runs
+        args.results.write_text(json.dumps(results))
+        print(f"{name:16} {_summary([needed for needed, _ in runs], args.most)}  ({time.monotonic() - started:.0f} s)")
+    if args.figure:
+        draw(results, table, args.figure)
+
+
+def _summary(needed: list[int | None], most: int) -> str:
+    whole = np.array([most if one is None else one for one in needed])
+    low, middle, high = np.quantile(whole, [0.25, 0.5, 0.75])
+    missed = sum(one is None for one in needed)
+    return f"median {middle:5.1f} evaluations, quartiles {low:5.1f} to {high:5.1f}, {missed} of {len(needed)} gave up"
+
+
+def draw(results: dict[str, list[tuple[int | None, list[float]]]], table: Table, file: Path) -> None:
+    """The best accepted ratio over the evaluations: median and quartiles over the seeds."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    colours = plt.get_cmap("tab10").colors
+    for colour, name in zip(colours, [name for name in METHODS if name in results], strict=False):
+        length = 150
+        curves = np.array([(curve + [curve[-1]] * length)[:length] for _, curve in results[name]])
+        low, middle, high = np.quantile(curves, [0.25, 0.5, 0.75], axis=0)
+        wide = 2.4 if name == "schedule" else 1.2
+        axes.plot(range(1, length + 1), middle, color=colour, linewidth=wide, label=name)
+        axes.fill_between(range(1, length + 1), low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.axhline((1 - WITHIN) * table.best, color="0.4", linestyle=":", linewidth=1)
+    axes.text(
+        150, (1 - WITHIN) * table.best, "within 1 % of the best ", ha="right", va="bottom", color="0.35", fontsize=8
+    )
+    axes.set_xscale("log")
+    axes.set_xlim(1, 150)
+    axes.set_xlabel("schedules evaluated")
+    axes.set_ylabel("best accepted speed ratio")
+    axes.set_title("Searching the demo model's table of 4,096 schedules (median and quartiles over seeds)", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=160)
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()
