@@ -1,13 +1,13 @@
 """An evaluation of nine schedules against the script that everyone writes first, and a switch against a restart.
 
-The script: for each schedule a new process that loads the model, decodes every gate probe, and times 128 tokens once. It
-uses the same library and override as the lab, so that only the way of asking differs. The lab: ``evaluate`` with the
+The script: for each schedule a new process that loads the model, decodes every gate probe, and times 128 tokens once.
+It uses the same library and override as the lab, so that only the way of asking differs. The lab: ``evaluate`` with the
 same 128 tokens a round, in its least number of rounds (six, which is five more than the script has, and gives the
 interval that the script cannot give), and the gate by drafts. Both include the baseline. In turns; ratios of wall time.
 
 With ``--model`` only the switch is measured: applying a schedule on the loaded model (context, attestation, working
-context) against a new process that loads it and applies the same. The file is in the page cache for both, which flatters
-the restart.
+context) against a new process that loads it and applies the same. The file is in the page cache for both, which
+flatters the restart.
 
     python benchmarks/evaluate_nine.py --repeats 3
     python benchmarks/evaluate_nine.py --model runs/random-4gib.gguf --repeats 5
@@ -52,7 +52,8 @@ if probes:
     with Judge() as judge:
         for probe in probe_set.split("gate"):
             made = engine.generate(prompt=probe.prompt, max_tokens=probe_set.budget(probe), stop=[], margins=False)
-            judge.judge(made["text"], expected=probe.answer, answer_type=probe.type, finish_reason=made["finish_reason"])
+            judge.judge(made["text"], expected=probe.answer, answer_type=probe.type,
+                        finish_reason=made["finish_reason"])
     engine.decode_timing(tokens=128, prompt_tokens=16)
 """
 
@@ -80,10 +81,9 @@ def nine(repeats: int) -> None:
             evaluate(runtime, probe_set, schedules, settings)
         lab.append(time.perf_counter() - began)
     ratios = [a / b for a, b in zip(script, lab, strict=True)]
-    print(f"{len(schedules)} schedules and the baseline: script {statistics.median(script):.1f} s, lab ", end="")
-    print(
-        f"{statistics.median(lab):.1f} s, ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    print(f"{len(schedules)} schedules and the baseline: script {statistics.median(script):.1f} s, ", end="")
+    print(f"lab {statistics.median(lab):.1f} s, ratio {middle:.2f} ({low:.2f} to {high:.2f})")
 
 
 def switch(model: Path, repeats: int) -> None:

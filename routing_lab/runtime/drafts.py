@@ -113,7 +113,7 @@ class DraftBatches:
             for index, (prompt, draft, limit) in enumerate(given)
         ]
         # Neighbours of a batch should be of one length, and llama.cpp wants those still at work to be neighbours.
-        sequences.sort(key=lambda one: len(one.prompt) + min(len(one.draft), one.limit))
+        sequences.sort(key=lambda one: (min(len(one.draft), one.limit), len(one.prompt)))
         results: dict[int, dict[str, Any]] = {}
         for start in range(0, len(sequences), self._sequences):
             group = sequences[start : start + self._sequences]
@@ -198,8 +198,7 @@ class DraftBatches:
             one = group[which]
             at = one.cached - len(one.prompt)
             part = list(one.draft[at : min(at + width, len(one.draft) - 1)])
-            filled = part if self._recurrent else part + [part[-1]] * (width - len(part))
-            rows.append((which, one.cached, filled))
+            rows.append((which, one.cached, part))
             wanted.append(range(len(part)))
         best, margins = self._decode(rows, wanted)
         row = 0
