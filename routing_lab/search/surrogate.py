@@ -32,12 +32,12 @@ _COST_DIFFERS: Final = 0.5
 """Prior deviation of what an expert costs in one dimension, where 1 is all the time spread evenly over the experts."""
 _LEAST_NOISE: Final = 0.003
 
-_SCALES: Final = tuple(itertools.product((1.0, 3.0), (0.5, 1.5, 4.0), (0.6, 1.2)))
+_SCALES: Final = tuple(itertools.product((0.5, 1.5), (0.5, 1.5), (1.2, 2.4)))
 """Deviations of the parts for single dimensions and for all together, and their length in doublings of a count."""
 _TREND: Final = 6.0
 """Prior deviation of the log odds between nothing and everything removed."""
-_LEVEL: Final = -5.0
-"""Log odds of a failure before anything is known: one probe in 150."""
+_LEVEL: Final = -6.0
+"""Log odds of a failure before anything is known: one probe in 400."""
 _LEVEL_DEVIATION: Final = 1.0
 
 # Nodes and weights of the integral over a normal distribution.
