@@ -8,7 +8,7 @@ import math
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -196,15 +196,21 @@ RUNTIME = (
 """The options of ``add_runtime``."""
 
 
+_DEFAULTS: Mapping[str, object] = {"context": CONTEXT, "runtime": "llama"}
+
+
 def command_line(args: argparse.Namespace, command: str, *names: str) -> str:
     """A command for a shell that repeats those of the named options that were given."""
     words = ["routing-lab", command]
     for name in names:
         value = getattr(args, name)
+        option = f"--{name.replace('_', '-')}"
         if value is True:
-            words.append(f"--{name}")
-        elif value not in {None, False} and (name, value) != ("context", CONTEXT):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words.append(option)
+        elif isinstance(value, list):
+            words += [word for one in value for word in (option, str(one))]
+        elif value not in {None, False, _DEFAULTS.get(name)}:
+            words += [option, str(value)]
     return shlex.join(words)
 
 
