@@ -359,6 +359,8 @@ def test_a_command_to_go_on_with_repeats_what_was_given_and_nothing_else() -> No
 
     from routing_lab.cli.options import command_line
 
-    given = Namespace(context=4096, runtime="llama", rpc=["h:1", "h:2"], stock=False, model=Path("a b.gguf"), plain=True)
+    given = Namespace(
+        context=4096, runtime="llama", rpc=["h:1", "h:2"], stock=False, model=Path("a b.gguf"), plain=True
+    )
     words = command_line(given, "validate", "context", "runtime", "rpc", "stock", "model", "plain")
     assert words == "routing-lab validate --rpc h:1 --rpc h:2 --model 'a b.gguf' --plain"
