@@ -20,6 +20,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import ThreadpoolController
 
 from routing_lab.search.dimensions import Dimensions, Point
 from routing_lab.search.surrogate import Evidence, FailureModel, TimeModel, expected_gain
@@ -59,6 +60,7 @@ class ScheduleSampler(BaseSampler):
         self._dimensions, self._taken = dimensions, taken
         self._chance = np.random.default_rng(seed)
         self._independent = RandomSampler(seed=seed)
+        self._threads = ThreadpoolController()
         self._choices = [np.array(counts, float) for counts in dimensions.choices.values()]
         self._own = np.array(dimensions.own, float)
         self._weights = np.array(dimensions.blocks, float)
@@ -86,8 +88,10 @@ class ScheduleSampler(BaseSampler):
     ) -> dict[str, Any]:
         """The most promising point that is not taken."""
         del trial, search_space
-        self._learn(study)
-        return dict(self._dimensions.params(self._proposal()))
+        # On matrices this small a second thread gains nothing, and on busy cores the two wait for each other for ever.
+        with self._threads.limit(limits=1):
+            self._learn(study)
+            return dict(self._dimensions.params(self._proposal()))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

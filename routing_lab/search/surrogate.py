@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from scipy.linalg import cho_solve, solve_triangular
 from scipy.special import logsumexp, ndtr
 
 __all__ = ["Evidence", "FailureModel", "TimeModel", "expected_gain"]
@@ -116,8 +117,7 @@ class FailureModel:
         self._logits = np.log((failed + 0.5) / (passed + 0.5)) - _LEVEL
         self._noise = 1 / (failed + 0.5) + 1 / (passed + 0.5)
         self.scales = scales or max(_SCALES, key=self._likelihood)
-        self._factor = self._cholesky(self.scales)
-        self._solved = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, self._logits))
+        self._inverse = cho_solve((self._cholesky(self.scales), True), np.eye(len(points)))
 
     def _kernel(self, a: Array, b: Array, scales: tuple[float, float, float]) -> Array:
         alone, together, length = scales
@@ -140,15 +140,15 @@ class FailureModel:
 
     def _likelihood(self, scales: tuple[float, float, float]) -> float:
         factor = self._cholesky(scales)
-        white = np.linalg.solve(factor, self._logits)
+        white = solve_triangular(factor, self._logits, lower=True)
         return float(-white @ white / 2 - np.log(np.diag(factor)).sum())
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Log odds that a probe fails at each point, and their standard deviation."""
         across = self._kernel(points, self._points, self.scales)
-        white = np.linalg.solve(self._factor, across.T)
-        own = self._own_variance(points)
-        return _LEVEL + across @ self._solved, np.sqrt(np.maximum(own - (white**2).sum(axis=0), 1e-9))
+        weighed = across @ self._inverse
+        variance = self._own_variance(points) - (weighed * across).sum(axis=1)
+        return _LEVEL + weighed @ self._logits, np.sqrt(np.maximum(variance, 1e-9))
 
     def _own_variance(self, points: Array) -> Array:
         alone, together, _ = self.scales
