@@ -58,10 +58,10 @@ if probes:
 """
 
 
-def alone(model: Path, schedule: Schedule, facts: ModelFacts, probes: Path | None) -> float:
+def alone(model: Path, schedule: Schedule, facts: ModelFacts, probes: Path | None, threads: int | None = None) -> float:
     """Seconds of one process for one schedule."""
     began = time.perf_counter()
-    words = [str(model), schedule.key(facts), str(probes or ""), str(default_threads(facts))]
+    words = [str(model), schedule.key(facts), str(probes or ""), str(threads or default_threads(facts))]
     subprocess.run([sys.executable, "-c", ALONE, *words], check=True, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began
 
@@ -86,16 +86,16 @@ def nine(repeats: int) -> None:
     print(f"lab {statistics.median(lab):.1f} s, ratio {middle:.2f} ({low:.2f} to {high:.2f})")
 
 
-def switch(model: Path, repeats: int) -> None:
+def switch(model: Path, repeats: int, threads: int | None) -> None:
     """A switch on the loaded model against a restart."""
     facts = ModelFacts.read(model)
     half = {block: max(1, count // 2) for block, count in facts.experts_used.items()}
     pair = [Schedule.from_counts("half", half), Schedule.baseline(facts)]
     restarts, switches = [], []
-    with LlamaRuntime(model, RuntimeOptions()) as runtime:
+    with LlamaRuntime(model, RuntimeOptions(threads=threads)) as runtime:
         for number in range(repeats + 1):
             schedule = pair[number % 2]
-            restarts.append(alone(model, schedule, facts, None))
+            restarts.append(alone(model, schedule, facts, None, threads))
             began = time.perf_counter()
             runtime.apply(schedule)
             switches.append(time.perf_counter() - began)
@@ -109,9 +109,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of the switch (default: as the lab chooses)")
     args = parser.parse_args()
     if args.model:
-        switch(args.model, args.repeats)
+        switch(args.model, args.repeats, args.threads)
     else:
         nine(args.repeats)
 

@@ -217,11 +217,18 @@ def noisy(means: dict[str, float], spread: float, seed: int = 0) -> Clockwork:
 def test_rounds_are_added_until_the_interval_is_narrow_enough() -> None:
     adaptive = settings(most_rounds=60, half_width=0.01)
     quiet = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.001), "a", "b", adaptive)
-    loud = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.02), "a", "b", adaptive)
-    assert (quiet.rounds, quiet.ended) == (6, "narrow")
+    loud = measure_ratio(noisy({"a": 0.01, "b": 0.01}, 0.012), "a", "b", adaptive)
+    assert (quiet.rounds, quiet.ended) == (adaptive.looks[0], "narrow")
     assert loud.ended == "narrow"
-    assert 6 < loud.rounds <= 60
+    assert quiet.rounds < loud.rounds <= 60
     assert max(quiet.half_width, loud.half_width) <= 0.01
+
+
+def test_to_stop_where_it_looks_narrow_does_not_find_what_is_not_there() -> None:
+    adaptive = settings(most_rounds=24, half_width=0.015)
+    measured = [measure_ratio(noisy({"a": 1, "b": 1}, 0.012, seed), "a", "b", adaptive) for seed in range(400)]
+    assert {one.ended for one in measured} == {"narrow", "rounds"}
+    assert sum(not one.low <= 1 <= one.high for one in measured) <= 0.05 * 400 + 13  # and three standard deviations
 
 
 def test_the_budget_ends_what_never_becomes_narrow() -> None:
@@ -233,7 +240,7 @@ def test_a_sure_loser_costs_only_the_first_rounds_and_a_winner_is_measured_on() 
     adaptive = settings(most_rounds=24, half_width=0.0001)
     runtime = noisy({"slow": 0.012, "fast": 0.008, "base": 0.010}, 0.005)
     slow, fast = measure_many(runtime, ["slow", "fast"], "base", adaptive, rival=1.1)
-    assert (slow.rounds, slow.ended) == (6, "beaten")
+    assert (slow.rounds, slow.ended) == (adaptive.looks[0], "beaten")
     assert (fast.rounds, fast.ended) == (24, "rounds")
 
 

@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--most", type=int, default=300, help="evaluations after which a study of Optuna's gives up")
-    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--only", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="adds to it, method by method")
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
