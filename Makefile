@@ -16,7 +16,7 @@ TRIALS ?= 40
 demo: $(VENV)/.ready
 	$(BIN)/routing-lab doctor
 	$(BIN)/routing-lab search --study $(STUDY) --storage $(RUNS)/studies.db --trials $(TRIALS)
-	$(BIN)/routing-lab validate --study $(STUDY) --storage $(RUNS)/studies.db --output $(RUNS)/$(STUDY)-certificate.yaml
+	$(BIN)/routing-lab validate --study $(STUDY) --storage $(RUNS)/studies.db --top 5 --output $(RUNS)/$(STUDY)-certificate.yaml
 	$(BIN)/routing-lab export $(RUNS)/$(STUDY)-certificate.yaml
 
 test: $(VENV)/.ready lint llama-server
