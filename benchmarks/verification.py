@@ -57,8 +57,7 @@ def main() -> None:
         size = runtime.facts.size_bytes / 2**30
         print(f"{runtime.facts.name}, {size:.2f} GiB, {runtime.options.threads} threads, {len(gate)} probes")
         transcripts = Transcripts.of_baseline(runtime, probe_set, gate, judge)
-        half = {block: max(1, count // 2) for block, count in runtime.facts.experts_used.items()}
-        calibration = calibrate(runtime, probe_set, gate, transcripts, Schedule.from_counts("half", half))
+        calibration = calibrate(runtime, probe_set, gate, transcripts)
         print(calibration.describe())
         bench = Bench(runtime, probe_set, judge, Verification(transcripts, calibration))
         if args.schedules:

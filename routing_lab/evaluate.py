@@ -201,13 +201,7 @@ class _Table:
         self._report(f"asking {self._baseline.name}")
         transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge)
         if self._settings.verify:
-            cut = {block: max(1, count // 2) for block, count in self._runtime.facts.experts_used.items()}
-            half = Schedule.from_counts("half", cut)
-            try:
-                found = calibrate(self._runtime, self._probe_set, self._gate, transcripts, half)
-            except (RuntimeUnsupportedError, RuntimeFailureError) as error:
-                # What cannot be compared is decoded.
-                found = Calibration(0.0, 0, 0, 0.0, 1.0, f"batches could not be compared with single tokens: {error}")
+            found = calibrate(self._runtime, self._probe_set, self._gate, transcripts)
             self._verification = Verification(transcripts, found)
         return _Answers(transcripts.outcomes)
 

@@ -84,8 +84,7 @@ def answers(work: Path) -> None:
     gate = probe_set.split("gate")
     with LlamaRuntime(model_path()) as runtime, Judge() as judge:
         transcripts = Transcripts.of_baseline(runtime, probe_set, gate, judge)
-        half = Schedule.uniform(max(runtime.facts.experts_used.values()) // 2, runtime.facts)
-        calibration = calibrate(runtime, probe_set, gate, transcripts, half)
+        calibration = calibrate(runtime, probe_set, gate, transcripts)
         print(calibration.describe(), file=sys.stderr)
         verification = Verification(transcripts, calibration)
 

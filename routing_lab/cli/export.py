@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import print_json, progress_console, say_error
+from routing_lab.cli.output import activity, print_json, say_error
 from routing_lab.errors import NothingAcceptedError, RuntimeUnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
     from routing_lab.prove import prove
 
-    with progress_console().status("starting") as status:
+    with activity("starting") as say_doing:
         return prove(
             result.command,
             result.schedule,
             options.read_facts(args),
             probes,
             binary=args.llama_server,
-            on_progress=status.update,
+            on_progress=say_doing,
         )

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab import demo
-from routing_lab.cli import files
 from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
@@ -411,11 +410,6 @@ def collect_problems(checks: Iterable[Check]) -> None:
             for problem in error.problems
         ]
         raise UserFileError(f"{len(broken)} files", problems)
-
-
-def check_output(path: Path) -> None:
-    """See ``files.check_output``; where a command reads files too, ``files.check_outputs`` looks at all of them."""
-    files.check_output(path)
 
 
 def require_splits(probes: ProbeSet, *splits: Split) -> None:

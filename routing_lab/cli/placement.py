@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, plain, print_json, progress_console, size
-from routing_lab.errors import Problem, RuntimeUnsupportedError, UsageError, UserFileError
+from routing_lab.cli.drawing import check_figure, drawn, require_libraries
+from routing_lab.cli.files import check_outputs, write_output
+from routing_lab.cli.output import activity, console, plain, print_json, size
+from routing_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,8 +85,7 @@ def run_plan(args: argparse.Namespace) -> int:
     from routing_lab.placement import Placement
     from routing_lab.plan import GIB, Limits, plan, suggest, trade
 
-    if args.output is not None:
-        options.check_output(args.output)
+    check_outputs(args)
     _require_sane(args)
     given = None if args.placement is None else Placement.load(args.placement)
     memory = ModelMemory.read(options.model_path(args))
@@ -101,7 +102,7 @@ def run_plan(args: argparse.Namespace) -> int:
         result = plan(memory, given, limits, context_tokens=context, batch_tokens=args.batch, kv_type=kv_type)
     rows = trade(memory, limits, _contexts(memory, context), batch_tokens=args.batch, kv_type=kv_type)
     if args.output is not None:
-        _write(args.output, lambda: result.placement.save(args.output))
+        write_output(args.output, result.placement.to_yaml().encode())
     if args.json:
         print_json(_plan_fields(result, rows, memory))
     else:
@@ -272,12 +273,9 @@ def run_sweep(args: argparse.Namespace) -> int:
     from routing_lab.report import published_table, sweep_table
     from routing_lab.sweep import SweepSettings, sweep
 
-    for path in filter(None, (args.csv, args.figure, args.output)):
-        options.check_output(path)
-    if args.figure is not None and args.figure.suffix not in {".png", ".svg", ".pdf"}:
-        raise UsageError(f"--figure {args.figure}: the name must end in .png, .svg or .pdf")
-    if args.figure is not None and importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeUnsupportedError("a figure needs matplotlib: pip install 'routing-lab[notebooks]'")
+    check_figure(args.figure)
+    require_libraries(matplotlib=args.figure)
+    check_outputs(args)
     if args.keep_loaded and args.rpc:
         raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
     tables = [PublishedTable.load(path) for path in args.beside]
@@ -286,8 +284,8 @@ def run_sweep(args: argparse.Namespace) -> int:
         settings = SweepSettings(tokens=args.tokens, rounds=args.rounds, keep_loaded=args.keep_loaded)
     except ValueError as error:
         raise UsageError(f"--rounds: {error}") from error
-    with progress_console().status("loading the model") as status:
-        rows = sweep(_opener(args), placements, settings, on_progress=status.update)
+    with activity("loading the model") as say_doing:
+        rows = sweep(_opener(args), placements, settings, on_progress=say_doing)
     _write_results(args, rows)
     if args.json:
         print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
@@ -335,29 +333,21 @@ def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
     from routing_lab.report import figure_sweep
 
     if args.csv is not None:
-        _write(args.csv, lambda: _write_csv(args.csv, rows))
+        write_output(args.csv, _csv(rows).encode())
     if args.figure is not None:
-        figure = figure_sweep(rows)
-        _write(args.figure, lambda: figure.savefig(args.figure))
+        write_output(args.figure, drawn(figure_sweep(rows), args.figure))
     if args.output is not None:
-        fastest = _fastest(rows)
-        _write(args.output, lambda: fastest.save(args.output))
+        write_output(args.output, _fastest(rows).to_yaml().encode())
 
 
-def _write_csv(path: Path, rows: Sequence[SweepRow]) -> None:
+def _csv(rows: Sequence[SweepRow]) -> str:
     from routing_lab.sweep import CSV_COLUMNS
 
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, CSV_COLUMNS)
-        writer.writeheader()
-        writer.writerows(row.to_dict() for row in rows)
-
-
-def _write(path: Path, write: Callable[[], None]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise UserFileError(str(path), [Problem("", f"cannot be written: {error.strerror or error}")]) from None
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, CSV_COLUMNS)
+    writer.writeheader()
+    writer.writerows(row.to_dict() for row in rows)
+    return text.getvalue()
 
 
 def _fastest(rows: Sequence[SweepRow]) -> Placement:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
+from routing_lab.cli.drawing import check_figure, drawn, require_libraries
 from routing_lab.cli.files import check_outputs, write_output
 from routing_lab.cli.output import console, print_json, say
 from routing_lab.cli.search import add_study, study_fields, study_storage
-from routing_lab.errors import RuntimeUnsupportedError, UsageError
+from routing_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from routing_lab.search import StudyRecord
@@ -44,11 +43,11 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write what was asked for."""
-    from routing_lab.report import screening_table, study_frame
+    from routing_lab.report import figure_frontier, screening_table, study_frame
     from routing_lab.search import load_study
 
-    figure_format = _figure_format(args.figure)
-    _require_libraries(args)
+    check_figure(args.figure)
+    require_libraries(pandas=args.csv or args.figure, matplotlib=args.figure)
     check_outputs(args, inputs=[study_storage(args)])
     study = load_study(args.storage, args.study)
     if args.beside:
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is not None:
         write_output(args.csv, study_frame(study).to_csv(index=False).encode())
     if args.figure is not None:
-        write_output(args.figure, _drawn(study, figure_format))
+        write_output(args.figure, drawn(figure_frontier(study_frame(study)), args.figure))
     written = [path for path in (args.csv, args.figure) if path is not None]
     if written and not args.json:
         say(f"written: {', '.join(map(str, written))}")
@@ -82,37 +81,3 @@ def _print_joint(args: argparse.Namespace, studies: list[StudyRecord]) -> int:
     else:
         console().print(joint_table(studies, rows=args.rows))
     return 0
-
-
-def _figure_format(figure: Path | None) -> str:
-    """The format that the name of the figure asks for.
-
-    Raises:
-        UsageError: It is none of those that are written.
-    """
-    from routing_lab.report import FIGURE_FORMATS
-
-    suffix = "" if figure is None else figure.suffix.lower().removeprefix(".")
-    if figure is not None and suffix not in FIGURE_FORMATS:
-        names = ", ".join(f".{name}" for name in FIGURE_FORMATS)
-        raise UsageError(f"--figure {figure}: the end of the name says the format, one of {names}")
-    return suffix
-
-
-def _require_libraries(args: argparse.Namespace) -> None:
-    """Find out before anything is printed that a library is missing. Raises ``RuntimeUnsupportedError``."""
-    wanted = {"pandas": args.csv or args.figure, "matplotlib": args.figure}
-    missing = [name for name, needed in wanted.items() if needed and importlib.util.find_spec(name) is None]
-    if missing:
-        raise RuntimeUnsupportedError(
-            f"{' and '.join(missing)} not installed, and frames and figures need it: "
-            "pip install 'routing-lab[notebooks]'"
-        )
-
-
-def _drawn(study: StudyRecord, figure_format: str) -> bytes:
-    from routing_lab.report import figure_frontier, study_frame
-
-    drawn = io.BytesIO()
-    figure_frontier(study_frame(study)).savefig(drawn, format=figure_format, dpi=160, bbox_inches="tight")
-    return drawn.getvalue()

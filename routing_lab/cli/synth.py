@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
+from routing_lab.cli.files import check_output
 from routing_lab.cli.output import console, fact_table, print_json, progress_console, size
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("say where to write the model with -o FILE, or only ask for its size with --plan")
     size_bytes = synth.weight_bytes(shape, args.type)
     if not args.plan:
-        options.check_output(args.output)
+        check_output(args.output)
         synth.check_room(args.output, shape, args.type)
     if not args.json:
         console().print(fact_table(_summary(shape, args, size_bytes)))

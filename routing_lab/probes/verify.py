@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from routing_lab.answers import Judge, Status
-from routing_lab.errors import RuntimeFailureError
+from routing_lab.errors import AttestationError, RuntimeFailureError, RuntimeUnsupportedError
 from routing_lab.probes.probeset import Probe, ProbeSet
 from routing_lab.probes.run import (
     MAX_CONSECUTIVE_ERRORS,
@@ -156,28 +156,42 @@ def _decoded(
     return judged(probe_set, probe, prompt, generation, judge)
 
 
-def calibrate(
-    runtime: Runtime, probe_set: ProbeSet, probes: Sequence[Probe], transcripts: Transcripts, other: Schedule
-) -> Calibration:
-    """Compare batches with single tokens: on the baseline's transcripts, and on fresh ones under ``other``.
+def calibrate(runtime: Runtime, probe_set: ProbeSet, probes: Sequence[Probe], transcripts: Transcripts) -> Calibration:
+    """Compare batches with single tokens: on the baseline's transcripts, and on fresh ones under half of its counts.
 
-    ``other`` is any schedule that cuts, for instance half of the model's own count. The baseline is applied last.
+    What cannot be compared (the runtime cannot set such counts, or its process is lost) is a calibration with a reason.
+    Which schedule is applied afterwards is not said.
 
     Raises:
-        RuntimeFailureError: The model's process was lost.
+        AttestationError: The runtime does not do what it says.
     """
     known = [probe for probe in probes if probe.id in transcripts.tokens and probe.id in transcripts.margins]
     if not isinstance(runtime, Verifier) or not known:
-        return Calibration(0.0, 0, 0, 0.0, 1.0, "this runtime cannot check drafts")
+        return _decode_everything("this runtime cannot check drafts")
+    baseline = Schedule.baseline(runtime.facts)
+    half = {block: max(1, count // 2) for block, count in runtime.facts.experts_used.items()}
     sample = random.Random(0).sample(known, min(CALIBRATION_PROBES, len(known)))  # noqa: S311 - nothing secret
     pairs: list[tuple[float, float]] = []
-    runtime.apply(other)
-    fresh = [_decoded_alone(runtime, probe_set, transcripts.draft(probe_set, probe)) for probe in sample]
-    _compare(runtime, probe_set, fresh, pairs)
-    runtime.apply(Schedule.baseline(runtime.facts))
-    own = [(transcripts.draft(probe_set, probe), transcripts.margins[probe.id]) for probe in known]
-    _compare(runtime, probe_set, own, pairs)
-    smallest = [min(margins) for _, margins in (*fresh, *own) if margins]
+    try:
+        runtime.apply(Schedule.from_counts("half", half))
+        fresh = [_decoded_alone(runtime, probe_set, transcripts.draft(probe_set, probe)) for probe in sample]
+        _compare(runtime, probe_set, fresh, pairs)
+        runtime.apply(baseline)
+        own = [(transcripts.draft(probe_set, probe), transcripts.margins[probe.id]) for probe in known]
+        _compare(runtime, probe_set, own, pairs)
+    except AttestationError:
+        raise
+    except (RuntimeUnsupportedError, RuntimeFailureError) as error:
+        return _decode_everything(f"batches could not be compared with single tokens: {error}")
+    return _weighed(pairs, [min(margins) for _, margins in (*fresh, *own) if margins])
+
+
+def _decode_everything(reason: str) -> Calibration:
+    return Calibration(0.0, 0, 0, 0.0, 1.0, reason)
+
+
+def _weighed(pairs: Sequence[tuple[float, float]], smallest: Sequence[float]) -> Calibration:
+    """What the margins alone and in batches, and the smallest margin of each completion, come to."""
     differences = [abs(alone - batched) for alone, batched in pairs]
     largest = max(differences, default=0.0)
     tie_margin = SAFETY * largest

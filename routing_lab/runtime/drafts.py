@@ -93,7 +93,7 @@ class DraftBatches:
         self._room = 0
         self._vocabulary = int(self._api.llama_vocab_n_tokens(engine.vocab))
         hybrid = (self._api.llama_model_is_recurrent, self._api.llama_model_is_hybrid)
-        # A recurrent state can neither be taken back nor filled up to a common length.
+        # A recurrent state can neither be taken back nor can a prompt be filled up to a common length.
         self._recurrent = any(bool(is_so(engine.model)) for is_so in hybrid)
         self._batch = _Batch(self._api, self._numpy, engine.spec.batch_tokens)
         self._sequences = min(SEQUENCES, engine.spec.batch_tokens)
@@ -214,7 +214,7 @@ class DraftBatches:
         """Take back what was computed behind the known tokens of the sequences that go on by themselves."""
         for which, one in enumerate(group):
             known = len(one.prompt) + len(one.completion.tokens) - 1
-            if one.open and (one.cached != known or not self._recurrent):  # behind a short draft lies what filled it up
+            if one.open and one.cached != known:
                 if not self._forget(which, known):
                     self._again(which, [*one.prompt, *one.completion.tokens[:-1]])
                 one.cached = known

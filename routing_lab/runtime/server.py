@@ -82,6 +82,8 @@ class ServerRuntime:
             raise UsageError("a llama-server loads its own libllama; name the server instead of a library folder")
         if given.override == "off":
             raise UsageError("a llama-server cannot be attested without the override; leave it on")
+        if given.rpc_servers or not given.mmap:
+            raise UsageError("RPC devices and loading without mmap work in process only; leave out --rpc")
         self._options = replace(given, threads=given.threads or default_threads(self._facts))
         self._options.placement.check(self._facts)
         self._binary = find_server(binary)

@@ -16,6 +16,7 @@ others (``_evidence``). The constraint is positive exactly when a probe failed.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -172,7 +173,9 @@ class Session:
         outcomes = transcripts.outcomes
         if broken := [outcome for outcome in outcomes if outcome.status is Status.RUNTIME_ERROR]:
             raise RuntimeFailureError(f"the baseline could not be run: probe {broken[0].probe}: {broken[0].reason}")
-        calibration = self._calibrated(transcripts) if self._settings.verify else None
+        calibration = None
+        if self._settings.verify:
+            calibration = calibrate(self._runtime, self._probe_set, self._gate, transcripts)
         record = BaselineRecord(
             key=self._baseline_schedule.key(self._runtime.facts),
             speed=measure_ratio(
@@ -186,12 +189,6 @@ class Session:
         self._study.set_user_attr(TRANSCRIPTS, transcripts.to_dict())
         self._study.set_user_attr(BASELINE, record.to_dict())
         return record
-
-    def _calibrated(self, transcripts: Transcripts) -> Calibration:
-        """How well batches agree with single tokens here, under the model's own counts and half of them."""
-        half = {block: max(1, count // 2) for block, count in self._runtime.facts.experts_used.items()}
-        cut = Schedule.from_counts("half", half)
-        return calibrate(self._runtime, self._probe_set, self._gate, transcripts, cut)
 
     def _stored_transcripts(self, outcomes: tuple[Outcome, ...]) -> Transcripts | None:
         stored = self._study.user_attrs.get(TRANSCRIPTS)
@@ -261,7 +258,7 @@ class Session:
                 return self._measured(record)
             return replace(record, speed_skipped="the gate was not passed")
         record = self._measured(blank)
-        if (skipped := self._gate_is_pointless(record.speed)) is not None:
+        if (skipped := self._gate_is_pointless(record.speed, self._rival())) is not None:
             verdict = replace(record.verdict, reason=f"the gate was skipped: {skipped}")
             return replace(record, gate_skipped=skipped, verdict=verdict)
         return self._gated(record, baseline)
@@ -278,11 +275,13 @@ class Session:
         """Whether the gate costs less time than the speed for each schedule it rejects."""
         if self._settings.order != "auto":
             return self._settings.order == "gate"
-        measured = [record for record in self.evaluated if record.seconds.speed]
-        gated = [record for record in self.evaluated if record.seconds.gate]
+        evaluated = self.evaluated
+        measured = [record for record in evaluated if record.seconds.speed]
+        gated = [record for record in evaluated if record.seconds.gate]
         if not (measured and gated):
             return False
-        too_slow = sum(self._gate_is_pointless(record.speed) is not None for record in measured)
+        rival = self._rival()
+        too_slow = sum(self._gate_is_pointless(record.speed, rival) is not None for record in measured)
         failed = sum(record.verdict.result is Result.FAIL for record in gated)
         of_speed = sum(record.seconds.speed for record in measured) / (too_slow + 1)
         of_gate = sum(record.seconds.gate for record in gated) / (failed + 1)
@@ -291,16 +290,18 @@ class Session:
     def _rival(self) -> float | None:
         """The ratio that a schedule has to reach to be wanted: of enough accepted ones, the slowest's lower end."""
         enough = self._settings.runners_up
-        lows = sorted((record.speed.low for record in self._records if record.accepted and record.speed), reverse=True)
-        return lows[enough - 1] if enough is not None and len(lows) >= enough else None
+        if enough is None:
+            return None
+        lows = heapq.nlargest(enough, (one.speed.low for one in self._records if one.accepted and one.speed))
+        return lows[-1] if len(lows) == enough else None
 
-    def _gate_is_pointless(self, speed: SpeedRatio | None) -> str | None:
+    def _gate_is_pointless(self, speed: SpeedRatio | None, rival: float | None) -> str | None:
         """Why the verdict would change nothing; ``None`` where it would."""
         if speed is None:
             return None
         if speed.high <= 1:
             return "surely no faster than the baseline"
-        if (rival := self._rival()) is not None and (speed.high < rival or speed.ended is Ended.BEATEN):
+        if rival is not None and (speed.high < rival or speed.ended is Ended.BEATEN):
             return f"surely slower than {self._settings.runners_up} accepted schedules"
         return None
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from fakelab import NEEDS, answer_by, make_facts, make_probes, make_runtime, sch
 
 from routing_lab.answers import Judge
 from routing_lab.demo import model_path, probes_path
+from routing_lab.errors import AttestationError
 from routing_lab.probes import Outcome, ProbeSet, run_probes
 from routing_lab.probes.verify import TOGETHER, Calibration, Transcripts, Verification, calibrate, verify_probes
+from routing_lab.runtime import Capability
 from routing_lab.runtime.fake import FakeRuntime
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.schedule import Schedule
@@ -29,7 +32,7 @@ def said(outcomes: list[Outcome]) -> dict[str, tuple[object, ...]]:
 def prepared(runtime: FakeRuntime, probes: ProbeSet, judge: Judge) -> Verification:
     gate = probes.split("gate")
     transcripts = Transcripts.of_baseline(runtime, probes, gate, judge)
-    return Verification(transcripts, calibrate(runtime, probes, gate, transcripts, schedule(4, 4, 4, 4)))
+    return Verification(transcripts, calibrate(runtime, probes, gate, transcripts))
 
 
 # --- pure logic, on the fake -----------------------------------------------------------------------------------------
@@ -105,8 +108,6 @@ def test_where_most_would_be_doubtful_no_draft_is_checked(tmp_path: Path, judge:
         """Its batches are off by one logit: a fake of a device whose kernels for batches differ."""
 
         def verify(self, *args: object, **kwargs: object) -> list:
-            from dataclasses import replace
-
             checked = super().verify(*args, **kwargs)
             return [
                 replace(one, generation=replace(one.generation, margins=tuple(2.0 for _ in one.generation.margins)))
@@ -127,8 +128,6 @@ def test_another_token_at_a_position_counts_with_both_gaps(tmp_path: Path, judge
         """Its batches find another best token at the first position: a fake of a near-tie that falls the other way."""
 
         def verify(self, *args: object, **kwargs: object) -> list:
-            from dataclasses import replace
-
             return [replace(one, kept=0) for one in super().verify(*args, **kwargs)]
 
     probes = make_probes()
@@ -154,6 +153,29 @@ def test_a_runtime_that_cannot_check_drafts_decodes(tmp_path: Path, judge: Judge
     assert verification.calibration.reason == "this runtime cannot check drafts"
     outcomes = verify_probes(runtime, probes, probes.split("gate"), judge, verification)
     assert all(outcome.correct for outcome in outcomes)
+
+
+@pytest.mark.parametrize("how", ["cannot be set", "is lost"])
+def test_what_cannot_be_compared_is_decoded(tmp_path: Path, judge: Judge, how: str) -> None:
+    def fail(request: str, counts: Mapping[int, int]) -> bool:
+        return how == "is lost" and request == "verify" and counts[0] == 4
+
+    able = Capability.UNIFORM_ONLY if how == "cannot be set" else Capability.PRELOAD
+    facts = replace(make_facts(tmp_path), experts_used={0: 8, 1: 8, 2: 8, 3: 4 if how == "cannot be set" else 8})
+    runtime, probes = make_runtime(facts, fail=fail), make_probes()
+    transcripts = Transcripts.of_baseline(runtime, probes, probes.split("gate"), judge)
+    unable = make_runtime(facts, fail=fail, capability=able)
+    calibration = calibrate(unable, probes, probes.split("gate"), transcripts)
+    assert calibration.reason is not None
+    assert calibration.reason.startswith("batches could not be compared")
+
+
+def test_a_count_that_is_not_the_wanted_one_ends_a_calibration(tmp_path: Path, judge: Judge) -> None:
+    runtime, probes = make_runtime(make_facts(tmp_path)), make_probes()
+    transcripts = Transcripts.of_baseline(runtime, probes, probes.split("gate"), judge)
+    wrong = make_runtime(make_facts(tmp_path), miscount=lambda _block, count: count + 1)
+    with pytest.raises(AttestationError):
+        calibrate(wrong, probes, probes.split("gate"), transcripts)
 
 
 # --- real llama.cpp --------------------------------------------------------------------------------------------------

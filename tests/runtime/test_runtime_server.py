@@ -485,7 +485,10 @@ def test_placement_is_passed_on(model: Path, llama_server: Path, mixed: Schedule
         assert command[command.index(flag) + 1] == value
 
 
-@pytest.mark.parametrize("options", [RuntimeOptions(override="off"), RuntimeOptions(library_dir=Path("/lib"))])
+@pytest.mark.parametrize(
+    "options",
+    [RuntimeOptions(override="off"), RuntimeOptions(library_dir=Path("/lib")), RuntimeOptions(rpc_servers=("h:1",))],
+)
 def test_options_of_the_library_in_process_are_the_callers_mistake(model: Path, options: RuntimeOptions) -> None:
     with pytest.raises(UsageError):
         ServerRuntime(model, options)
