@@ -353,7 +353,7 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
         settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds, most_rounds=more, half_width=args.precision)
     except ValueError as error:
         raise UsageError(f"--tokens, --rounds: {error}") from error
-    if settings.tokens + settings.prompt_tokens > args.context:
+    if settings.tokens + settings.prompt_tokens >= args.context:
         raise UsageError(
             f"--tokens {settings.tokens} and the {settings.prompt_tokens} of the prompt before them do not fit in "
             f"--context {args.context}: give fewer tokens or more context"

@@ -36,6 +36,9 @@ SEQUENCES: Final = 8
 PIECE: Final = 63
 """Tokens of one sequence in a pass; from 64 on ggml's CPU back end computes attention by another kernel."""
 
+FIRST_PIECE: Final = 16
+"""Tokens of the first pass, doubled from pass to pass: where a draft is left, what lies behind was for nothing."""
+
 _LOGITS_BYTES: Final = 256 * 2**20  # bound on the logits of one pass, which large vocabularies reach
 _CELLS: Final = 256  # llama.cpp rounds the size of a cache up to this
 
@@ -131,8 +134,10 @@ class DraftBatches:
         self._api.llama_memory_clear(self._memory, False)
         self._prompts(group, tie_margin)
         with self._engine.plain_kernels.only():
+            width = FIRST_PIECE
             while any(one.on_draft for one in group):
-                self._piece(group, tie_margin)
+                self._piece(group, min(width, PIECE), tie_margin)
+                width *= 2
             self._leave_drafts(group)
             while any(one.open for one in group):
                 self._step(group, tie_margin)
@@ -186,11 +191,11 @@ class DraftBatches:
 
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
-    def _piece(self, group: Sequence[_Sequence], tie_margin: float) -> None:
-        """One pass over the next piece of every draft that was kept so far."""
+    def _piece(self, group: Sequence[_Sequence], width: int, tie_margin: float) -> None:
+        """One pass over the next ``width`` tokens of every draft that was kept so far."""
         active = [which for which, one in enumerate(group) if one.on_draft]
         logits = max(1, _LOGITS_BYTES // (4 * self._vocabulary))
-        most = min(PIECE, max(1, min(self._engine.spec.batch_tokens, logits) // len(active)))
+        most = min(width, max(1, min(self._engine.spec.batch_tokens, logits) // len(active)))
         # The last token of a draft says nothing about the draft; it is decoded where the completion goes on behind it.
         width = min(most, max(len(one.prompt) + len(one.draft) - 1 - one.cached for one in group if one.on_draft))
         rows, wanted = [], []

@@ -31,6 +31,7 @@ _TOKEN_NORMAL, _TOKEN_BYTE = 1 << 2, 1 << 5
 _KV_OVERRIDE_INT = 0
 _LOAD_MODE_NONE = 0
 _LOG_INFO, _LOG_WARN, _LOG_CONTINUED = 2, 3, 5
+_DECODED, _ABORTED = 0, 2  # of llama_decode
 
 _REPORT_BYTES = 1 << 16
 _ERROR_BYTES = 1 << 10
@@ -46,6 +47,7 @@ _OF_MODEL = "model"
 _IN_PARTS = {_OF_MODEL, "KV"}  # said once per file of the model, and once per kind of attention
 
 _SELECTION = re.compile(rb"ffn_moe_topk-(\d+)")
+_LAST_NODE = b"result_output"
 # The sum over experts begins with one view of their weighted outputs for each expert. (Llama 4 weighs the input
 # instead, so that its outputs are summed as they come out of the down projection.)
 _SUMMAND = re.compile(rb"ffn_moe_(?:weighted|down|down_scaled|down_biased)-(\d+) \(view\)")
@@ -197,11 +199,16 @@ class PlainKernels:
 
 
 class _Witness:
-    """Reads expert counts off the nodes of a graph while it runs, through llama.cpp's ``cb_eval``."""
+    """Reads expert counts off the nodes of a graph that is about to run, through llama.cpp's ``cb_eval``.
+
+    A part of a graph is shown as a whole before it is computed. ``stop`` is an abort callback for the computation of
+    the part that ends with the last node: with everything on the CPU there is one part, and nothing is computed.
+    """
 
     def __init__(self, api: Any) -> None:  # noqa: ANN401 (the module llama_cpp.llama_cpp has no type)
         self.selected: dict[int, int] = {}
         self.summed: dict[int, int] = {}
+        self._complete = False
         self._name, self._elements, self._rows = (
             _ggml_function(api, name, restype)
             for name, restype in (
@@ -211,6 +218,7 @@ class _Witness:
             )
         )
         self.callback = api.ggml_backend_sched_eval_callback(self._see)
+        self.stop = api.ggml_abort_callback(lambda _data: self._complete)
 
     def _see(self, tensor: int, ask: bool, _data: int | None) -> bool:  # noqa: FBT001 (the C signature)
         if ask:
@@ -220,6 +228,8 @@ class _Witness:
             elif summand := _SUMMAND.fullmatch(name):
                 block = int(summand[1])
                 self.summed[block] = self.summed.get(block, 0) + 1
+            elif name == _LAST_NODE:
+                self._complete = True
         return False  # the data of no node is needed, so the graph stays in one piece
 
 
@@ -232,6 +242,7 @@ class _Log:
     def __init__(self, api: Any) -> None:  # noqa: ANN401
         self.lowest = _LOG_WARN
         self._shown = True
+        self._held: list[bytes] | None = None
         self._buffers: dict[tuple[str, str], int] = {}
         self._callback = api.llama_log_callback(self._write)  # must live as long as libllama may call it
         api.llama_log_set(self._callback, None)
@@ -239,13 +250,27 @@ class _Log:
     def _write(self, level: int, text: bytes, _data: int | None) -> None:
         if level != _LOG_CONTINUED:
             self._shown = level >= self.lowest
-        if self._shown:
+        if self._shown and self._held is not None:
+            self._held.append(text)
+        elif self._shown:
             os.write(2, text)
         if said := _BUFFER.search(text):
             device, use, mebibytes = (part.decode("utf-8", "replace") for part in said.groups())
             key = device, use
             before = self._buffers.get(key, 0) if use in _IN_PARTS else 0
             self._buffers[key] = before + round(float(mebibytes) * 2**20)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep messages back, and let them go only where an error ends what is done inside."""
+        self._held = []
+        try:
+            yield
+        except RuntimeFailureError:
+            os.write(2, b"".join(self._held))
+            raise
+        finally:
+            self._held = None
 
     def forget_buffers(self) -> None:
         """Forget those that belong to a context; one for weights is forgotten when the weights are read again."""
@@ -376,6 +401,7 @@ class Engine:
         self._pieces: dict[int, bytes] = {}
         self._loads = 0
         self._load(None)
+        self._at_once = self.api.ggml_abort_callback(lambda _data: True)
         self._token = (self.api.llama_token * 1)()
         self._step = self.api.llama_batch_get_one(self._token, 1)
 
@@ -447,12 +473,12 @@ class Engine:
         return (Row * (len(rows) + 1))(*rows)
 
     def switch(self, *, experts: str, uniform: int | None) -> Switched:
-        """Use other counts, attest them in a context of their own and leave a fresh working context behind.
+        """Use other counts, attest them in a context of their own and leave a working context without old graphs.
 
         ``experts`` goes to the override library and costs milliseconds. ``uniform`` is one count for all blocks by
         the stock override (``None``: the model's own); another one than before reads the weights again.
         """
-        self._free_context()
+        self._free_batches()
         if self.override:
             self.override.set(experts)
         elif experts:
@@ -462,8 +488,7 @@ class Engine:
         witness = self._attest()
         if self.override:
             self.override.reset_report()
-        self._log.forget_buffers()
-        self._context = self.new_context(self.spec.context_tokens)
+        self._renew_context()
         return Switched(
             selected=sorted(witness.selected.items()),
             summed=sorted(witness.summed.items()),
@@ -475,12 +500,37 @@ class Engine:
         witness = _Witness(self.api)
         context = self.new_context(_WITNESS_TOKENS, witness=witness)
         try:
-            token = (self.api.llama_token * 1)(self._legal_token(random.Random(_STREAM_SEED)))  # noqa: S311
-            self._check(self.api.llama_decode(context, self.api.llama_batch_get_one(token, 1)))
-            self.api.llama_synchronize(context)
+            self._build(context, 1)
         finally:
             self.api.llama_free(context)
         return witness
+
+    def _renew_context(self) -> None:
+        """See that no graph of the working context outlives a switch.
+
+        libllama keeps the last graph for another batch of its shape. Two batches of different shapes leave the second
+        one's graph, built anew. That spares making a context, whose cache alone may be gigabytes to clear.
+        """
+        if self._context and self.spec.batch_tokens > 1:
+            self.api.llama_set_abort_callback(self._context, self._at_once, None)
+            self._build(self._context, 2)
+            self._build(self._context, 1)
+            self.api.llama_set_abort_callback(self._context, self.api.ggml_abort_callback(), None)
+            return
+        self._free_context()
+        self._log.forget_buffers()
+        self._context = self.new_context(self.spec.context_tokens)
+
+    def _build(self, context: int, tokens: int) -> None:
+        """Let a context build the graph of so many tokens; its abort callback may end the computation."""
+        token = self._legal_token(random.Random(_STREAM_SEED))  # noqa: S311
+        buffer = (self.api.llama_token * tokens)(*[token] * tokens)
+        self.api.llama_memory_clear(self.api.llama_get_memory(context), False)
+        with self._log.held():  # libllama warns of what was aborted
+            status = self.api.llama_decode(context, self.api.llama_batch_get_one(buffer, tokens))
+            self.api.llama_synchronize(context)
+            if status not in (_DECODED, _ABORTED):
+                raise RuntimeFailureError(f"llama_decode failed with status {status} under the new counts")
 
     def new_context(self, tokens: int, *, sequences: int = 1, witness: _Witness | None = None) -> int:
         """A context with room for ``tokens`` in each of ``sequences`` sequences, each in a cache of its own."""
@@ -497,6 +547,7 @@ class Engine:
         params.swa_full = sequences > 1
         if witness:
             params.cb_eval = witness.callback
+            params.abort_callback = witness.stop
         context: int | None = self.api.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeUnsupportedError(
@@ -510,10 +561,13 @@ class Engine:
         assert self._model is not None, "loaded since the engine was made"  # noqa: S101
         return self._model
 
-    def _free_context(self) -> None:
+    def _free_batches(self) -> None:
         if self._batches:
             self._batches.close()
             self._batches = None
+
+    def _free_context(self) -> None:
+        self._free_batches()
         if self._context:
             self.api.llama_free(self._context)
             self._context = None
@@ -675,24 +729,36 @@ class Engine:
         return token
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int) -> dict[str, Any]:
-        """Time ``tokens`` single-token decodes, each with its greedy pick; the fields of ``base.DecodeTiming``."""
-        if tokens < 1 or prompt_tokens < 1 or prompt_tokens + tokens > self.spec.context_tokens:
+        """Time ``tokens`` single-token decodes, each with its greedy pick; the fields of ``base.DecodeTiming``.
+
+        One more decode between the prompt and the first that counts builds the graph that all of them use.
+        """
+        if tokens < 1 or prompt_tokens < 1 or prompt_tokens + tokens >= self.spec.context_tokens:
             raise UsageError(
                 f"{prompt_tokens} prompt tokens and {tokens} timed ones do not fit: both at least 1, "
-                f"together at most the context of {self.spec.context_tokens}"
+                f"together less than the context of {self.spec.context_tokens}"
             )
         dice = random.Random(_STREAM_SEED)  # noqa: S311 (a fixed stream is the point)
-        stream = [self._legal_token(dice) for _ in range(prompt_tokens + tokens)]
+        stream = [self._legal_token(dice) for _ in range(prompt_tokens + 1 + tokens)]
         decode, sample, slot = self.api.llama_decode, self.api.llama_sampler_sample, self._token
         context, sampler, step = self._context, self._sampler, self._step
-        begun = time.perf_counter()
-        self._prefill(stream[:prompt_tokens])
-        sample(sampler, context, -1)  # waits until the prompt is done, where the device works on its own
-        started = time.perf_counter()
-        for token in stream[prompt_tokens:]:
+
+        def feed(token: int) -> None:
             slot[0] = token
             if decode(context, step) != 0:
                 raise RuntimeFailureError("llama_decode failed while it was timed")
             sample(sampler, context, -1)
-        ended = time.perf_counter()
-        return {"tokens": tokens, "seconds": ended - started, "prompt_seconds": started - begun}
+
+        begun = time.perf_counter()
+        self._prefill(stream[:prompt_tokens])
+        sample(sampler, context, -1)  # waits until the prompt is done, where the device works on its own
+        prompted = time.perf_counter()
+        feed(stream[prompt_tokens])
+        started = time.perf_counter()
+        for token in stream[prompt_tokens + 1 :]:
+            feed(token)
+        return {
+            "tokens": tokens,
+            "seconds": time.perf_counter() - started,
+            "prompt_seconds": prompted - begun,
+        }

@@ -144,8 +144,8 @@ class FakeRuntime:
 
     def decode_timing(self, *, tokens: int, prompt_tokens: int = 16) -> DecodeTiming:
         """Made-up time from the given rate; see ``base.Runtime.decode_timing``."""
-        if tokens < 1 or prompt_tokens < 1 or tokens + prompt_tokens > self._options.context_tokens:
-            raise UsageError("prompt and timed tokens must each be at least 1 and together fit the context")
+        if tokens < 1 or prompt_tokens < 1 or tokens + prompt_tokens >= self._options.context_tokens:
+            raise UsageError("prompt and timed tokens must each be at least 1, and together less than the context")
         counts = self._current()
         self._maybe_fail("decode_timing", counts)
         rate = self._speed(counts)
