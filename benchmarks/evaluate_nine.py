@@ -93,7 +93,7 @@ def schedules_of(facts: ModelFacts) -> list[Schedule]:
 def nine(model: Path, probes: Path, schedules: list[Schedule], repeats: int, threads: int | None) -> None:
     """Both ways of asking about the schedules."""
     facts, probe_set = ModelFacts.read(model), ProbeSet.load(probes)
-    settings = EvaluateSettings(measure=MeasureSettings(tokens=TOKENS, rounds=ROUNDS))
+    settings = EvaluateSettings(measure=MeasureSettings(tokens=TOKENS, rounds=ROUNDS, prompt_tokens=4))
     everything = [Schedule.baseline(facts), *schedules]
     script, loading, lab = [], [], []
     for _ in range(repeats):
@@ -106,10 +106,8 @@ def nine(model: Path, probes: Path, schedules: list[Schedule], repeats: int, thr
     ratios = [a / b for a, b in zip(script, lab, strict=True)]
     middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
     print(f"{facts.name}, {len(schedules)} schedules and the baseline: ", end="")
-    print(
-        f"script {statistics.median(script):.1f} s (of which it loads for {statistics.median(loading):.1f} s), lab {statistics.median(lab):.1f} s, ",
-        end="",
-    )
+    took, loads, ours = (statistics.median(seconds) for seconds in (script, loading, lab))
+    print(f"script {took:.1f} s (loading {loads:.1f} s), lab {ours:.1f} s, ", end="")
     print(f"ratio {middle:.2f} ({low:.2f} to {high:.2f})")
 
 

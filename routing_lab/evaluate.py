@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import AttestationError, RuntimeFailureError, RuntimeUnsupportedError, UsageError
-from routing_lab.gate import Policy, Verdict, decide
+from routing_lab.gate import Policy, Result, Verdict, decide
 from routing_lab.measure import MeasureSettings, SpeedRatio, measure_many, measure_prefill
 from routing_lab.probes import Outcome, ProbeSet, run_probes
 from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
@@ -25,7 +25,8 @@ class EvaluateSettings:
     """How schedules are measured and judged; by default every gate probe is asked, so that failures can be counted.
 
     ``verify`` of ``False`` decodes every answer instead of checking the baseline's as drafts. ``prefill_tokens`` is the
-    length of the prompts whose rate is measured as well (0: it is not).
+    length of the prompts whose rate is measured as well (0: it is not). In a ``race`` a schedule that is surely slower
+    than one that passed is not measured any further; it takes ``measure.most_rounds`` for there to be anything to save.
     """
 
     measure: MeasureSettings = field(default_factory=MeasureSettings)
@@ -33,6 +34,7 @@ class EvaluateSettings:
     stop_after_failures: int | None = None
     verify: bool = True
     prefill_tokens: int = 0
+    race: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class _Table:
         own = self._own_answers()
         answers = [self._answers(schedule) for schedule in schedules]
         self._report("measuring speeds")
-        speeds = self._speeds(schedules, answers)
+        speeds = self._speeds(schedules, answers, own.outcomes)
         prefill = self._prefill(schedules, speeds)
         # Where nothing else could be measured, the baseline still can, or there is no table.
         measured = next((speed for speed in speeds if isinstance(speed, SpeedRatio)), None)
@@ -219,13 +221,17 @@ class _Table:
         stop = self._settings.stop_after_failures
         return _Answers(tuple(ask(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=stop)))
 
-    def _speeds(self, schedules: Sequence[Schedule], answers: Sequence[_Answers]) -> list[SpeedRatio | str]:
+    def _speeds(
+        self, schedules: Sequence[Schedule], answers: Sequence[_Answers], own: Sequence[Outcome]
+    ) -> list[SpeedRatio | str]:
         """For each schedule its ratio or why there is none."""
         usable = [index for index, got in enumerate(answers) if got.error is None]
         speeds: list[SpeedRatio | str] = [got.error or "not measured" for got in answers]
         wanted = [schedules[index] for index in usable]
+        passed = [self._verdict(answers[index].outcomes, own).result is Result.PASS for index in usable]
+        racers = [place for place, fine in enumerate(passed) if fine and self._settings.race]
         try:
-            measured: Sequence[SpeedRatio | str] = self._measured(wanted)
+            measured: Sequence[SpeedRatio | str] = self._measured(wanted, racers)
         except RuntimeFailureError:
             # One of them kills the process; alone with the baseline the others still get their numbers.
             measured = [self._speed_alone(schedule) for schedule in wanted]
@@ -233,8 +239,11 @@ class _Table:
             speeds[index] = speed
         return speeds
 
-    def _measured(self, schedules: Sequence[Schedule]) -> list[SpeedRatio]:
-        return measure_many(self._runtime, schedules, self._baseline, self._settings.measure)
+    def _measured(self, schedules: Sequence[Schedule], racers: Collection[int] = ()) -> list[SpeedRatio]:
+        return measure_many(self._runtime, schedules, self._baseline, self._settings.measure, racers=racers)
+
+    def _verdict(self, outcomes: Sequence[Outcome], own: Sequence[Outcome]) -> Verdict:
+        return decide(outcomes, len(self._gate), self._settings.policy, own)
 
     def _speed_alone(self, schedule: Schedule) -> SpeedRatio | str:
         try:
@@ -274,7 +283,7 @@ class _Table:
             total_experts=schedule.total(facts),
             speed=None if isinstance(speed, str) else speed,
             prefill=prefill,
-            verdict=decide(got.outcomes, len(self._gate), self._settings.policy, own),
+            verdict=self._verdict(got.outcomes, own),
             outcomes=got.outcomes,
             error=speed if isinstance(speed, str) else None,
         )

@@ -14,7 +14,8 @@ interval. Student's t was not taken because timing noise is rare and large: one 
 interval to nothing useful for any number of rounds.
 
 **When to stop.** ``rounds`` may be followed by as many again, up to ``most_rounds``. After each stretch a candidate is
-done when its interval is as narrow as asked (``half_width``), or when it is surely slower than a rival. To stop where
+done when its interval is as narrow as asked (``half_width``), or when it is surely slower than a rival: a ratio that is
+given, or the fastest of those it takes turns with (a race: clear losers cost one stretch each). To stop where
 an interval looks narrow picks the stretches that happened to agree: with 95 % at each of four looks, 7.5 % of 200
 comparisons of a schedule with itself found a difference. So the looks share the error (Bonferroni): each interval has
 ``1 - (1 - confidence) / looks``, and the one reported covers with ``confidence`` whatever ended the measurement.
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -221,10 +222,12 @@ def measure_many(
     settings: MeasureSettings | None = None,
     *,
     rival: float | None = None,
+    racers: Collection[int] = (),
 ) -> list[SpeedRatio]:
     """The ratio of each candidate, in common rounds, so that the baseline is decoded once for all of them.
 
-    Candidates that are done drop out; the others go on with the baseline.
+    Candidates that are done drop out; the others go on with the baseline. ``racers`` are places in ``candidates``: who
+    is surely slower than one of them is done.
 
     Raises:
         RuntimeFailureError: As ``measure_ratio``.
@@ -236,26 +239,29 @@ def measure_many(
     turns.forget()
     done: dict[int, SpeedRatio] = {}
     for look in settings.looks:
-        left = [which for which in range(1, len(candidates) + 1) if which not in done]
-        turns.play(look - len(turns.rates[0]), [0, *left])
-        for which in left:
-            if (measured := _enough(turns.rates[which], turns.rates[0], settings, look, rival)) is not None:
-                done[which] = measured
+        left = [which for which in range(len(candidates)) if which not in done]
+        turns.play(look - len(turns.rates[0]), [0, *(which + 1 for which in left)])
+        own = turns.rates[0]
+        now = {
+            which: SpeedRatio.from_rates(turns.rates[which + 1], own, settings.confidence_of_a_look) for which in left
+        }
+        lows = [one.low for which, one in (done | now).items() if which in racers]
+        to_reach = max(lows if rival is None else [rival, *lows], default=0.0)
+        for which, measured in now.items():
+            if (ended := _ended(measured, settings, look, to_reach)) is not None:
+                done[which] = replace(measured, ended=ended)
         if len(done) == len(candidates):
             break
-    return [done[which] for which in range(1, len(candidates) + 1)]
+    return [done[which] for which in range(len(candidates))]
 
 
-def _enough(
-    candidate: Sequence[float], baseline: Sequence[float], settings: MeasureSettings, look: int, rival: float | None
-) -> SpeedRatio | None:
-    """The result of a candidate that needs no more rounds."""
-    now = SpeedRatio.from_rates(candidate, baseline, settings.confidence_of_a_look)
-    if rival is not None and now.high < rival:
-        return replace(now, ended=Ended.BEATEN)
+def _ended(now: SpeedRatio, settings: MeasureSettings, look: int, to_reach: float) -> Ended | None:
+    """Why a candidate needs no more rounds; ``None`` where it does."""
+    if now.high < to_reach:
+        return Ended.BEATEN
     if settings.half_width is not None and now.half_width <= settings.half_width:
-        return replace(now, ended=Ended.NARROW)
-    return now if look == settings.looks[-1] else None
+        return Ended.NARROW
+    return Ended.ROUNDS if look == settings.looks[-1] else None
 
 
 def measure_prefill(

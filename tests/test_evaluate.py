@@ -60,6 +60,15 @@ def test_drafts_and_decoding_give_the_same_table_but_for_time(facts: ModelFacts)
     assert any(outcome.kept for outcome in drafted.rows[0].outcomes)
 
 
+def test_a_race_measures_no_further_what_is_slower_than_one_that_passed(facts: ModelFacts) -> None:
+    measure = MeasureSettings(rounds=6, tokens=8, most_rounds=24, half_width=0.01)
+    ended = {
+        race: [row.speed.ended for row in run(facts, HALF, QUARTER, MIXED, measure=measure, race=race).rows]
+        for race in (False, True)
+    }
+    assert ended == {False: ["narrow"] * 3, True: ["beaten", "narrow", "narrow"]}
+
+
 def test_prompts_have_a_ratio_of_their_own(facts: ModelFacts) -> None:
     (half,) = run(facts, HALF, prefill_tokens=64).rows
     assert half.prefill is not None

@@ -244,6 +244,24 @@ def test_a_sure_loser_costs_only_the_first_rounds_and_a_winner_is_measured_on() 
     assert (fast.rounds, fast.ended) == (24, "rounds")
 
 
+def test_in_a_race_the_losers_cost_the_first_rounds_and_only_racers_set_the_pace() -> None:
+    adaptive = settings(most_rounds=24, half_width=0.0001)
+    times = {"slow": 0.012, "good": 0.009, "wrong": 0.006, "base": 0.010}
+    slow, good, wrong = measure_many(noisy(times, 0.005), ["slow", "good", "wrong"], "base", adaptive, racers=[0, 1])
+    assert (slow.rounds, slow.ended) == (adaptive.looks[0], "beaten")
+    assert (good.rounds, good.ended) == (24, "rounds"), "what fails the gate is no rival, however fast"
+    assert (wrong.rounds, wrong.ended) == (24, "rounds")
+
+
+def test_the_best_of_a_race_is_rarely_given_up() -> None:
+    adaptive = settings(most_rounds=24, half_width=0.0001)
+    times = {"best": 0.0097, "next": 0.01, "base": 0.01}
+    races = [
+        measure_many(noisy(times, 0.02, seed), ["best", "next"], "base", adaptive, racers=[0, 1]) for seed in range(200)
+    ]
+    assert sum(best.ended == "beaten" for best, _ in races) <= 0.05 * 200 + 8
+
+
 def test_an_equal_of_the_rival_is_rarely_given_up() -> None:
     adaptive = settings(most_rounds=24, half_width=0.0001)
     beaten = sum(

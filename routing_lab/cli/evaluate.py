@@ -28,6 +28,11 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         "--fail-fast", action="store_true", help="stop asking a schedule's probes at the first one that fails"
     )
     options.add_measure(parser, rounds=ROUNDS, precision=0.01)
+    parser.add_argument(
+        "--race",
+        action="store_true",
+        help="measure a schedule no further once it is surely slower than one that passed (for many schedules)",
+    )
     options.add_plain(parser)
     parser.add_argument(
         "--prefill",
@@ -50,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         stop_after_failures=1 if args.fail_fast else None,
         verify=not args.plain,
         prefill_tokens=args.prefill,
+        race=args.race,
     )
     probes = options.probe_set(args)
     options.require_splits(probes, "gate")

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from routing_lab.answers import Status
 from routing_lab.gate import PairedDifference, Result, Verdict
+from routing_lab.measure import Ended
 from routing_lab.schedule import format_counts
 from routing_lab.visible import visible
 
@@ -71,6 +72,9 @@ def _significant(seconds: float | None) -> str:
 def _notes(evaluation: Evaluation) -> Iterator[str]:
     yield from (f"{row.schedule.name}: {row.error}" for row in evaluation.rows if row.error is not None)
     yield "s/answer: seconds of decoding for each correct answer."
+    beaten = [row.schedule.name for row in evaluation.rows if row.speed and row.speed.ended is Ended.BEATEN]
+    if beaten:
+        yield f"Measured no further, surely slower than one that passed: {', '.join(beaten)}."
     if evaluation.calibration:
         yield f"Answers of other schedules: {evaluation.calibration.describe()}."
     yield from (f"The machine was not quiet: {warning}." for warning in evaluation.warnings())
