@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,15 +52,16 @@ def serving(
         server.wait()
 
 
-def ask(url: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+def ask(url: str, body: dict[str, object] | None = None, key: str = "") -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - loopback
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, data, headers)  # noqa: S310 - loopback
     with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310 - loopback
         answer: dict[str, Any] = json.load(reply)
     return answer
 
 
-def complete(url: str, **more: object) -> str:
+def complete(url: str, key: str = "", **more: object) -> str:
     """What the server says to the demo model's first kind of task."""
-    text: str = ask(f"{url}/completion", {**PROMPT, **more})["content"]
+    text: str = ask(f"{url}/completion", {**PROMPT, **more}, key)["content"]
     return text

@@ -21,12 +21,13 @@ from modelfiles import make_facts as make_moe_facts
 from served import ask, complete, serving, with_server_on_path
 
 from routing_lab import demo
-from routing_lab.errors import UsageError
+from routing_lab.errors import RuntimeUnsupportedError, UsageError
 from routing_lab.export import UNVALIDATED, Export, ServerSettings, export
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import parse_placement, parse_server_command
 from routing_lab.placement import HostTensors, Placement, TensorKind
 from routing_lab.renderings import FORMATS, IMAGE, PARSERS
+from routing_lab.runtime.router import ServedRouter, served_at
 from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
 
@@ -198,6 +199,10 @@ def test_a_real_router_reads_the_preset_and_serves_both_entries(llama_server, tm
             assert counted.key(facts) == (wanted.key(facts) if name != "baseline" else "0-5:8")
         for name in models:
             assert complete(url, model=name).endswith("Answer: 433")
+        found = served_at(url)
+        assert isinstance(found, ServedRouter)
+        with pytest.raises(RuntimeUnsupportedError, match=r"serves baseline, does not run under the override library"):
+            found.require_models()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +80,8 @@ class ServedRouter:
 
     def how_to_load(self, name: str | None = None) -> str:
         """What to do so that a model is loaded."""
-        name = name or next(iter(self.not_loaded), "NAME")
-        body = json.dumps({"model": name})
-        return f"any request that names it loads it, or curl {self.url}/models/load -d '{body}'"
+        body = json.dumps({"model": name or next(iter(self.not_loaded), "NAME")})
+        return f"any request that names it loads it, or curl {self.url}/models/load -d {shlex.quote(body)}"
 
     def require_models(self) -> None:
         """Raise ``RuntimeUnsupportedError`` where nothing can be read: no model is loaded, or none tells its counts."""

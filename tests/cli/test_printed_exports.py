@@ -125,7 +125,7 @@ def test_the_printed_program_runs_the_schedule(printed: Callable[[str, int], str
 # The models preset, in llama-server's router
 
 
-def start_router(text: str, folder: Path, llama_server: Path, log: Path) -> tuple[list[str], int]:
+def start_router(text: str, folder: Path) -> tuple[list[str], int]:
     """The command in the preset's comment, and its port; the preset is saved as the comment says."""
     (folder / "models.ini").write_text(text)
     (line,) = re.findall(r"^# save this file as models\.ini; .*\n# (.*)$", text, re.MULTILINE)
@@ -134,7 +134,7 @@ def start_router(text: str, folder: Path, llama_server: Path, log: Path) -> tupl
 
 @pytest.fixture
 def router(printed: Callable[[str, int], str], llama_server: Path, tmp_path: Path) -> Iterator[str]:
-    command, port = start_router(printed("ini", free_port()), tmp_path, llama_server, tmp_path / "log")
+    command, port = start_router(printed("ini", free_port()), tmp_path)
     with serving(command, port, tmp_path / "log", env=with_server_on_path(llama_server), cwd=tmp_path) as url:
         yield url
 
@@ -175,11 +175,25 @@ def test_a_printed_preset_serves_baseline_and_schedule_side_by_side_and_both_are
     assert f"routing_lab: experts per block {KEY}" in log
 
 
+@pytest.mark.model
+def test_a_router_that_wants_a_key_is_attested_without_it(
+    printed: Callable[[str, int], str], llama_server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, port = start_router(printed("ini", free_port()), tmp_path)
+    command[-1] += " --api-key secret"
+    with serving(command, port, tmp_path / "log", env=with_server_on_path(llama_server), cwd=tmp_path) as url:
+        assert "has loaded none yet" in fails(capsys, 4, "attest", "--url", url)
+        complete(url, "secret", model="schedule-night-run", n_predict=1)
+        code, served = run_json(capsys, "attest", "--url", url, "--entry", "schedule-night-run")
+    assert (code, [row["experts_used"] for row in served["models"]]) == (0, [KEY])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The argument by itself
 
 
-ARGUMENT = ("--override-kv", "routing_lab.experts_used=str:0:8/1:5/2:4/3:7/4:3/5:6")
+PART = "routing_lab.experts_used"
+ARGUMENT = ("--override-kv", f"{PART}.2of2=str:4:3/5:6,a=int:1,{PART}.1of2=str:0:8/1:5/2:4/3:7")
 
 
 def one_server(port: int, *more: str) -> list[str]:
@@ -196,7 +210,8 @@ def test_a_control_file_takes_the_place_of_the_command_line_and_says_so(
     more = {"LD_PRELOAD": str(override_library()), "ROUTING_LAB_CONTROL": str(control)}
     log = tmp_path / "log"
     with serving(one_server(port, *ARGUMENT), port, log, env=with_server_on_path(llama_server) | more) as url:
-        assert run_json(capsys, "attest", "--url", url)[1]["source"] == "command line"
+        served = run_json(capsys, "attest", "--url", url)[1]
+        assert (served["experts_used"], served["source"], served["generation"]) == (KEY, "command line", 0)
         (tmp_path / "draft").write_text("routing_lab control 1\ngeneration 1\nexperts 0-5:2\nend\n")
         (tmp_path / "draft").rename(control)
         complete(url, n_predict=2)
