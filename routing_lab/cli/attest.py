@@ -67,32 +67,36 @@ def _run_router(args: argparse.Namespace, router: ServedRouter, wanted: Schedule
     entry = args.entry or (None if wanted is None else preset_entry(wanted))
     if entry is None:
         router.require_models()
-    models = router.models if entry is None else (router.model(entry),)
-    if entry is not None:
+        models = router.models
+    else:
+        models = (router.model(entry),)
         served = models[0].require()
         if wanted is not None:
             _compare(wanted, served)
     if args.json:
-        listed = [_model_fields(model) for model in models]
         print_json(
             {
                 "process": router.process,
                 "program": router.program,
-                "models": listed,
+                "models": list(map(_model_fields, models)),
                 "not_loaded": list(router.not_loaded),
             }
         )
-        return 0
+    else:
+        _print_router(router, models)
+    return 0
+
+
+def _print_router(router: ServedRouter, models: tuple[ServedModel, ...]) -> None:
     out = console()
     out.print(fact_table({"router": f"process {router.process} ({router.program})"}))
     for model in models:
         out.print()
         rows = {"problem": model.problem or ""} if model.served is None else _rows(model.served)
         out.print(fact_table({"model": model.name} | rows))
-    if router.not_loaded and entry is None:
+    if router.not_loaded:
         out.print()
         out.print(fact_table({"not loaded": ", ".join(router.not_loaded)}))
-    return 0
 
 
 def _model_fields(model: ServedModel) -> dict[str, object]:

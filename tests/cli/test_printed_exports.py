@@ -44,9 +44,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def printed(certificate: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], str]:
+def printed(certificate: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], str]:
+    # A path with marks that the forms quote in different ways.
+    model = tmp_path / "50% of $HOME's best" / "demo.gguf"
+    model.parent.mkdir()
+    model.symlink_to(demo.model_path())
+
     def export(form: str, port: int) -> str:
-        assert main(["export", str(certificate), "--format", form, "--port", str(port)]) == 0
+        words = ["export", str(certificate), "--model", str(model), "--format", form, "--port", str(port)]
+        assert main(words) == 0
         return capsys.readouterr().out
 
     return export
@@ -69,22 +75,28 @@ def run_systemd(text: str, folder: Path, path: dict[str, str]) -> Words:
             name, _, content = assignment.partition("=")
             env[name] = content
         elif key == "ExecStart":
-            command = [word.replace("$$", "$") for word in unit_words(value)]
+            command = [expanded(word) for word in unit_words(value)]
     return command, env
 
 
 def unit_words(line: str) -> list[str]:
     """man systemd.syntax: blanks separate words, double quotes hold them together, a backslash escapes, %% is %."""
-    return shlex.split(line.replace("%%", "%"))  # the shell's double quotes mean the same where no $ is in them
+    assert not re.search("%[^%]", line.replace("%%", "")), "a specifier"
+    return shlex.split(line.replace("%%", "%"))  # Python expands nothing, and quotes mean the same
+
+
+def expanded(word: str) -> str:
+    """What systemd (in ExecStart) and compose make of a word: variables of ours are not set there, and $$ is $."""
+    return re.sub(r"\$\$|\$\w+|\$\{[^}]*\}", lambda found: "$" if found[0] == "$$" else "", word)
 
 
 def run_compose(text: str, folder: Path, path: dict[str, str]) -> Words:
     """What a container would run, its mounts mapped back to the host and its port to loopback."""
     service = yaml.safe_load(text)["services"]["llama-server"]
-    places = {mount["target"]: mount["source"] for mount in service["volumes"]}
+    places = {mount["target"]: expanded(mount["source"]) for mount in service["volumes"]}
 
     def outside(word: str) -> str:
-        word = word.replace("$$", "$")
+        word = expanded(word)
         return "127.0.0.1" if word == "0.0.0.0" else places.get(word, word)  # noqa: S104 - compared, not bound
 
     env = {key: outside(value) for key, value in service["environment"].items()}
@@ -155,7 +167,10 @@ def test_a_printed_preset_serves_baseline_and_schedule_side_by_side_and_both_are
     said = {name: complete(router, model=name) for name in ("baseline", "schedule-night-run")}
     assert said["baseline"].endswith("Answer: 433")
 
-    code, served = run_json(capsys, "attest", "--url", router)
+    others = {**os.environ, "LLAMA_SERVER_ROUTER_PORT": "1"}  # a server of another router
+    with subprocess.Popen(["/bin/sleep", "60"], env=others) as other:
+        code, served = run_json(capsys, "attest", "--url", router)
+        other.kill()
     assert code == 0
     assert served["program"] == "llama-server"
     assert served["not_loaded"] == []
