@@ -1,9 +1,12 @@
 """How llama.cpp is told about expert counts: the only place that knows its override syntax. Text in, text out.
 
-Two forms exist:
+Three forms exist:
 
 * The **preload** form sets a count per block: ``ROUTING_LAB_EXPERTS="0-6:6,7-32:5"`` in the environment, read by the
   override library that ``LD_PRELOAD`` names (see ``runtime/native``).
+* The **argument** form says the same to the same library where several servers share one environment, as those of
+  llama-server's router do: ``--override-kv routing_lab.experts_used=str:0-6:6/7-32:5``, a key that llama.cpp keeps and
+  never looks at. Commas separate overrides there, and ``;`` begins a comment in a models preset; hence the slashes.
 * The **stock** form needs no library and sets one count for all blocks:
   ``--override-kv qwen3moe.expert_used_count=int:6``. ``--override-kv`` has no array type, and an array *in the file* is
   loaded by llama.cpp and computed wrongly for nearly every architecture. A schedule with different counts therefore has
@@ -35,9 +38,11 @@ __all__ = [
     "WATCH_ENV",
     "KvOverride",
     "ServerCommand",
+    "argument_overrides",
     "experts_setting",
     "merge_override_kv",
     "override_kv",
+    "parse_argument_overrides",
     "parse_experts",
     "parse_experts_setting",
     "parse_override_kv",
@@ -60,6 +65,8 @@ WATCH_ENV: Final = "ROUTING_LAB_WATCH"
 PRELOAD_ENV: Final = "LD_PRELOAD"
 _DEFAULT_PORT: Final = 8080
 OVERRIDE_KV: Final = "--override-kv"
+_ARGUMENT_KEY: Final = "routing_lab.experts_used"
+_OWN: Final = "own"
 
 _ENTRY = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?:(\d{1,9})", re.ASCII)
 _KV_TYPES: Final = ("int", "float", "bool", "str")
@@ -191,7 +198,7 @@ def parse_override_kv(text: str) -> list[KvOverride]:
 
 
 def render_override_kv(overrides: Iterable[KvOverride]) -> str:
-    """One argument for all overrides: of several ``--override-kv`` only the last would count."""
+    """One argument for all overrides: of several ``--override-kv`` llama-server's router would keep the last only."""
     return ",".join(_quote_csv(str(override)) for override in overrides)
 
 
@@ -252,6 +259,58 @@ def _quote_csv(entry: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The argument form
+
+
+def argument_overrides(experts: str) -> list[KvOverride]:
+    """``experts`` as ``render_experts`` gives it, an empty text for the model's own counts, as metadata overrides.
+
+    Several where one text value cannot hold it; each key names its place and their number, as ``...used.1of2`` does.
+    """
+    parts = [""]
+    for entry in experts.split(",") if experts else [_OWN]:
+        longer = f"{parts[-1]}/{entry}".removeprefix("/")
+        if len(longer) > _KV_MOST_BYTES:
+            parts.append(entry)
+        else:
+            parts[-1] = longer
+    if len(parts) == 1:
+        return [KvOverride(_ARGUMENT_KEY, "str", parts[0])]
+    return [KvOverride(f"{_ARGUMENT_KEY}.{at}of{len(parts)}", "str", part) for at, part in enumerate(parts, 1)]
+
+
+def parse_argument_overrides(overrides: Iterable[KvOverride]) -> dict[int, int] | None:
+    """Inverse of ``argument_overrides`` among other overrides: block -> count; ``None`` where no schedule is there.
+
+    The model's own counts are an empty dict. As strict as the override library: raises ``ValueError`` for a part that
+    is missing, given twice or malformed, and for a key of ours that is none.
+    """
+    parts: dict[int, str] = {}
+    numbers: set[int] = set()
+    for override in overrides:
+        if not override.key.startswith(_ARGUMENT_KEY.partition(".")[0] + "."):
+            continue
+        match = re.fullmatch(re.escape(_ARGUMENT_KEY) + r"(?:\.(\d{1,9})of(\d{1,9}))?", override.key, re.ASCII)
+        part, number = (int(match[1] or 1), int(match[2] or 1)) if match else (0, 0)
+        if not 1 <= part <= number:
+            raise ValueError(f"{override.key!r} is no key of the override library")
+        if override.type != "str":
+            raise ValueError(f"{override.key!r} must be of type str")
+        if part in parts or (numbers and number not in numbers):
+            raise ValueError(f"the schedule is given twice, at {override.key!r}")
+        parts[part] = override.value
+        numbers.add(number)
+    if not parts:
+        return None
+    if {len(parts)} != numbers:
+        raise ValueError(f"the schedule has {len(parts)} of its {max(numbers)} parts")
+    if "" in parts.values():
+        raise ValueError("a part of the schedule is empty")
+    text = ",".join(parts[at] for at in sorted(parts)).replace("/", ",")
+    return {} if text == _OWN else parse_experts(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The whole command line
 
 
@@ -264,6 +323,12 @@ class ServerCommand:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "env", FrozenMap(self.env))
+
+    @classmethod
+    def from_shell(cls, text: str) -> ServerCommand:
+        """Inverse of ``shell``. Raises ``ValueError`` for a line that no shell reads."""
+        env, argv = _split_command(shlex.split(text))
+        return cls(env, tuple(argv))
 
     def value(self, option: str) -> str | None:
         """What follows ``option``, the last time where it is there several times."""
@@ -322,23 +387,33 @@ def server_command(
 
 
 def parse_server_command(text: str, facts: ModelFacts, name: str = "parsed") -> Schedule:
-    """The schedule that a shell line runs: from the preload variable, else from ``--override-kv``, else the baseline.
+    """The schedule that a shell line runs: what the library is told, else stock ``--override-kv``, else the baseline.
 
-    Raises ``ValueError`` for a line that no shell reads, for variables or overrides that llama.cpp would refuse, and
-    where the preload variable is set without ``LD_PRELOAD``, since it then does nothing.
+    Raises ``ValueError`` for a line that no shell reads, for variables or overrides that llama.cpp or the library would
+    refuse, and where counts per block are there without ``LD_PRELOAD``, since they then do nothing.
     """
-    env, argv = _split_command(shlex.split(text))
-    if EXPERTS_ENV in env:
-        if PRELOAD_ENV not in env:
-            raise ValueError(f"{EXPERTS_ENV} is set, but LD_PRELOAD names no library to read it")
-        return Schedule.from_counts(name, parse_experts(env[EXPERTS_ENV]))
-    arguments = _override_kv_of(argv)
+    command = ServerCommand.from_shell(text)
+    overrides = [override for argument in _override_kv_of(command.argv) for override in parse_override_kv(argument)]
+    if (counts := _told_to_library(command.env, overrides)) is not None:
+        return Schedule.from_counts(name, counts or facts.experts_used)
     key = f"{facts.architecture}.expert_used_count"
-    # Of several arguments only the last counts; within it llama.cpp takes the first override of a key that it finds.
-    for override in parse_override_kv(arguments[-1]) if arguments else ():
+    # llama-server warns that only the last of several arguments counts. It takes all, and the first of a key counts.
+    for override in overrides:
         if override.key == key and override.type == "int":
             return Schedule.from_counts(name, dict.fromkeys(facts.routed_blocks, int(override.value)))
     return Schedule.from_counts(name, facts.experts_used)
+
+
+def _told_to_library(env: Mapping[str, str], overrides: Sequence[KvOverride]) -> dict[int, int] | None:
+    """What environment and command line say to the override library."""
+    by_environment = parse_experts(env[EXPERTS_ENV]) if EXPERTS_ENV in env else None
+    by_argument = parse_argument_overrides(overrides)
+    for what, counts in ((EXPERTS_ENV, by_environment), (_ARGUMENT_KEY, by_argument)):
+        if counts is not None and PRELOAD_ENV not in env:
+            raise ValueError(f"{what} is set, but LD_PRELOAD names no library to read it")
+    if by_environment is not None and by_argument is not None and by_environment != by_argument:
+        raise ValueError(f"the command line and {EXPERTS_ENV} contradict each other: the server does not start")
+    return by_environment if by_argument is None else by_argument
 
 
 # ---------------------------------------------------------------------------------------------------------------------

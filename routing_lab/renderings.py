@@ -12,24 +12,39 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from routing_lab.errors import RuntimeUnsupportedError, UsageError
+from routing_lab.errors import UsageError
 from routing_lab.export import Export
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import (
     OVERRIDE_KV,
     PRELOAD_ENV,
     ServerCommand,
+    argument_overrides,
     parse_experts,
     parse_placement,
     parse_server_command,
+    render_override_kv,
 )
 from routing_lab.schedule import Schedule
 from routing_lab.yamlfile import parse_yaml, render_yaml
 
-__all__ = ["FORMATS", "IMAGE", "PARSERS", "parse_compose", "parse_ini", "parse_python", "parse_systemd"]
+__all__ = [
+    "FORMATS",
+    "IMAGE",
+    "PARSERS",
+    "PRESET",
+    "parse_compose",
+    "parse_ini",
+    "parse_python",
+    "parse_systemd",
+    "preset_entry",
+]
 
 IMAGE: Final = "ghcr.io/ggml-org/llama.cpp:server"
 """The official image with llama-server for CPUs; its tags ``server-cuda`` and others take the same service."""
+
+PRESET: Final = "models.ini"
+"""The name that a models preset is to be saved under, so that its comment can say the router's whole command."""
 
 BASELINE: Final = "baseline"
 _MODEL_FOLDER: Final = PurePosixPath("/models")
@@ -37,6 +52,7 @@ _LIBRARY: Final = PurePosixPath("/routing-lab/expert_override.so")
 # The router chooses these for the servers that it starts.
 _OF_ROUTER: Final = frozenset({"--host", "--port"})
 _FLAGS: Final = frozenset({"--no-kv-offload"})
+_ROUTER_COMMENT: Final = f"# save this file as {PRESET}; the router's command, in the same folder:"
 
 
 def _comment(export: Export) -> list[str]:
@@ -74,29 +90,54 @@ def _option_pairs(argv: Sequence[str]) -> list[tuple[str, str | None]]:
 def render_ini(export: Export) -> str:
     """Two entries of a models preset, baseline and schedule. Grammar: llama.cpp's ``common/preset.cpp``.
 
-    Raises ``RuntimeUnsupportedError`` where the counts differ between blocks: the router starts all its servers with
-    one environment, so the counts would reach the baseline as well.
+    The router starts all its servers with one environment, so counts per block travel as an argument of each server to
+    the override library, which the router must be started with; the comment says the whole command.
     """
-    if export.override_kv is None:
-        raise RuntimeUnsupportedError(
-            f"a models preset cannot hold schedule {export.schedule.name}: the router gives all its servers one "
-            "environment, so counts per block would reach the baseline too; export it as systemd or compose"
-        )
     merged: dict[str, list[str]] = {}
     for option, value in _option_pairs(_argv(export)):
-        if option not in _OF_ROUTER:
+        if option not in {*_OF_ROUTER, OVERRIDE_KV}:
             merged.setdefault(option.lstrip("-"), []).append("true" if value is None else value)
     # A key counts once; --override-tensor takes several patterns with commas between them.
     lines = [f"{key} = {_plain(','.join(values), 'a models preset', ';#')}" for key, values in merged.items()]
-    own = [line for line in lines if not line.startswith(f"{OVERRIDE_KV.lstrip('-')} ")]
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", export.schedule.name)
-    entry = f"schedule-{name}"
-    sections = [f"[{BASELINE}]", *own, "", f"[{entry}]", *lines]
-    return "\n".join([*_comment(export), "version = 1", "", *sections]) + "\n"
+    own, counted = _counts_of_entries(export)
+    sections = [f"[{BASELINE}]", *lines, *own, "", f"[{preset_entry(export.schedule)}]", *lines, *counted]
+    command = _plain(_router(export).shell(), "a models preset")
+    return "\n".join([*_comment(export), _ROUTER_COMMENT, f"# {command}", "version = 1", "", *sections]) + "\n"
+
+
+def preset_entry(schedule: Schedule) -> str:
+    """The name of a schedule's entry, which is also the ``model`` of a request to the router."""
+    return f"schedule-{re.sub(r'[^A-Za-z0-9_.-]', '-', schedule.name)}"
+
+
+def _counts_of_entries(export: Export) -> tuple[list[str], list[str]]:
+    """The lines that set the counts of the baseline's entry and of the schedule's.
+
+    With the library the baseline says its own counts too: a schedule in the router's environment, which every server
+    inherits, then contradicts it, and the library does not let it start.
+    """
+    key = OVERRIDE_KV.lstrip("-")
+    if export.override_kv is not None:
+        return [], [f"{key} = {_plain(export.override_kv, 'a models preset', ';#')}"]
+    texts = (render_override_kv(argument_overrides(experts)) for experts in ("", export.experts_used))
+    own, counted = (f"{key} = {text}" for text in texts)
+    return [own], [counted]
+
+
+def _router(export: Export) -> ServerCommand:
+    """The router's command: it listens where the exported server would, and hands the library to its servers."""
+    env = {key: value for key, value in export.command.env.items() if key == PRELOAD_ENV}
+    where = [word for option in sorted(_OF_ROUTER) for word in (option, _value(export.command.argv, option))]
+    return ServerCommand(env, ("llama-server", "--models-preset", PRESET, *where))
 
 
 def parse_ini(text: str, facts: ModelFacts) -> Schedule:
-    """The schedule of the entry that is not the baseline. Raises ``ValueError`` where there is not exactly one."""
+    """The schedule of the entry that is not the baseline. Raises ``ValueError`` where there is not exactly one.
+
+    The comment is read too: counts per block are nothing without the library in the router's command.
+    """
+    _, marked, rest = text.partition(f"{_ROUTER_COMMENT}\n# ")
+    router = ServerCommand.from_shell(rest.partition("\n")[0] if marked else "")
     sections: dict[str, list[str]] = {}
     current: list[str] = []
     for raw in text.splitlines():
@@ -110,7 +151,7 @@ def parse_ini(text: str, facts: ModelFacts) -> Schedule:
     names = [name for name in sections if name != BASELINE]
     if len(names) != 1:
         raise ValueError(f"a preset with one schedule is wanted, and this has {len(names)}")
-    return parse_server_command(ServerCommand({}, ("llama-server", *sections[names[0]])).shell(), facts)
+    return parse_server_command(ServerCommand(router.env, ("llama-server", *sections[names[0]])).shell(), facts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

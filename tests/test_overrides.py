@@ -16,9 +16,11 @@ from routing_lab.overrides import (
     EXPERTS_ENV,
     KvOverride,
     ServerCommand,
+    argument_overrides,
     experts_setting,
     merge_override_kv,
     override_kv,
+    parse_argument_overrides,
     parse_experts,
     parse_experts_setting,
     parse_override_kv,
@@ -30,7 +32,7 @@ from routing_lab.overrides import (
     stock_override,
 )
 from routing_lab.placement import Placement
-from routing_lab.schedule import Schedule
+from routing_lab.schedule import Schedule, format_counts
 
 FACTS = make_facts(dict.fromkeys(range(6), 8))
 MIXED = Schedule.from_counts("mixed", {0: 4, 1: 4, 5: 2})
@@ -175,6 +177,66 @@ def test_quoting_is_read_as_llama_cpp_reads_it(text, value) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The argument form
+
+
+counts_of_any_size = st.dictionaries(st.integers(0, 4095), st.integers(1, 4096), min_size=1, max_size=300)
+
+
+@given(counts_of_any_size, st.lists(overrides, max_size=3), st.randoms())
+def test_counts_survive_the_round_trip_through_arguments_in_any_order(counts, others, random) -> None:
+    ours = argument_overrides(format_counts(counts))
+    text = render_override_kv(ours)
+    assert not set(text) & set(",;#\" \\'") - ({","} if len(ours) > 1 else set()), "nothing that any form would quote"
+    mixed = [*ours, *others]
+    random.shuffle(mixed)
+    assert parse_argument_overrides(parse_override_kv(render_override_kv(mixed))) == counts
+
+
+def test_64_blocks_of_different_counts_take_four_values() -> None:
+    parts = argument_overrides(format_counts({block: 100 + block for block in range(64)}))
+    assert [part.key.rpartition(".")[2] for part in parts] == [f"{at}of4" for at in range(1, 5)]
+    assert all(len(part.value) <= 127 for part in parts)
+
+
+def test_the_argument_is_what_the_documentation_shows() -> None:
+    (part,) = argument_overrides("0-6:6,7-32:5")
+    assert str(part) == "routing_lab.experts_used=str:0-6:6/7-32:5"
+
+
+def test_the_models_own_counts_are_said_in_a_word() -> None:
+    (own,) = argument_overrides("")
+    assert str(own) == "routing_lab.experts_used=str:own"
+    assert parse_argument_overrides([own]) == {}
+    assert parse_argument_overrides([KvOverride("a", "str", "0:1")]) is None
+
+
+BAD_ARGUMENTS = {
+    "routing_lab.experts_used=str:": "part.* is empty",
+    "routing_lab.experts_used=str:0:0": "0 experts",
+    "routing_lab.experts_used=str:0-6": "is no entry|':' is expected",
+    "routing_lab.experts_used=str:0:6/own": "is no entry|a number is expected",
+    "routing_lab.experts_used=int:6": "must be of type str",
+    "routing_lab.expert_used=str:0:6": "is no key",
+    "routing_lab.experts_used.=str:0:6": "is no key|a number is expected",
+    "routing_lab.experts_used.0of1=str:0:6": "is no key",
+    "routing_lab.experts_used.2of1=str:0:6": "is no key",
+    "routing_lab.experts_used.1of2x=str:0:6": "is no key",
+    "routing_lab.experts_used.1of2=str:0:6": "has 1 of its 2 parts",
+    "routing_lab.experts_used.1of2=str:0:6,routing_lab.experts_used.1of2=str:1:6": "given twice",
+    "routing_lab.experts_used.1of2=str:0:6,routing_lab.experts_used.2of3=str:1:6": "given twice",
+    "routing_lab.experts_used=str:0:6,routing_lab.experts_used=str:0:6": "given twice",
+    "routing_lab.experts_used.1of2=str:0:6,routing_lab.experts_used.2of2=str:0:5": "block 0 is given twice",
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), BAD_ARGUMENTS.items())
+def test_an_argument_that_the_library_would_refuse_is_refused_here(text, problem) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_argument_overrides(parse_override_kv(text))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The whole command line
 
 
@@ -256,9 +318,23 @@ def test_a_shell_passes_the_line_on_word_for_word() -> None:
     [
         ("llama-server -m x", "0-5:8"),
         ("LD_PRELOAD=/x.so ROUTING_LAB_EXPERTS=0-5:2 llama-server", "0-5:2"),
-        ("llama-server --override-kv qwen3moe.expert_used_count=int:3 --override-kv a=int:1", "0-5:8"),
+        ("llama-server --override-kv qwen3moe.expert_used_count=int:3 --override-kv a=int:1", "0-5:3"),
+        (
+            "llama-server --override-kv qwen3moe.expert_used_count=int:3 --override-kv qwen3moe.expert_used_count=int:4",
+            "0-5:3",
+        ),
         ("llama-server --override-kv a=int:1 --override-kv qwen3moe.expert_used_count=int:3", "0-5:3"),
         ("llama-server --override-kv llama.expert_used_count=int:3", "0-5:8"),
+        ("LD_PRELOAD=/x.so llama-server --override-kv routing_lab.experts_used=str:0:4/2-5:2", "0:4,1:8,2-5:2"),
+        ("LD_PRELOAD=/x.so llama-server --override-kv routing_lab.experts_used=str:own", "0-5:8"),
+        (
+            "LD_PRELOAD=/x.so llama-server --override-kv routing_lab.experts_used=str:0-5:2 --override-kv a=int:1",
+            "0-5:2",
+        ),
+        (
+            "LD_PRELOAD=/x ROUTING_LAB_EXPERTS=0-2:2,3-5:2 llama-server --override-kv routing_lab.experts_used=str:0-5:2",
+            "0-5:2",
+        ),
         (
             "llama-server --override-kv qwen3moe.expert_used_count=int:3,qwen3moe.expert_used_count=int:4",
             "0-5:3",
@@ -269,6 +345,19 @@ def test_a_line_is_read_as_llama_server_reads_it(line, key) -> None:
     assert parse_server_command(line, FACTS).key(FACTS) == key
 
 
-def test_counts_that_nothing_would_read_are_pointed_out() -> None:
+@pytest.mark.parametrize(
+    "line",
+    ["env ROUTING_LAB_EXPERTS=0-5:2 llama-server", "llama-server --override-kv routing_lab.experts_used=str:0-5:2"],
+)
+def test_counts_that_nothing_would_read_are_pointed_out(line) -> None:
     with pytest.raises(ValueError, match="LD_PRELOAD names no library"):
-        parse_server_command("env ROUTING_LAB_EXPERTS=0-5:2 llama-server", FACTS)
+        parse_server_command(line, FACTS)
+
+
+@pytest.mark.parametrize("argument", ["0-5:3", "own", "0-4:2"])
+def test_a_contradiction_between_environment_and_command_line_is_pointed_out(argument) -> None:
+    line = (
+        f"LD_PRELOAD=/x.so ROUTING_LAB_EXPERTS=0-5:2 llama-server --override-kv routing_lab.experts_used=str:{argument}"
+    )
+    with pytest.raises(ValueError, match="contradict each other"):
+        parse_server_command(line, FACTS)

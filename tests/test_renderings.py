@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import ast
 import configparser
-import contextlib
-import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from fakelab import make_facts, schedule
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rpcserver import llama_bin
+from modelfiles import make_facts as make_moe_facts
+from served import ask, complete, serving, with_server_on_path
 
 from routing_lab import demo
 from routing_lab.errors import RuntimeUnsupportedError, UsageError
@@ -33,6 +27,8 @@ from routing_lab.model import ModelFacts
 from routing_lab.overrides import parse_placement, parse_server_command
 from routing_lab.placement import HostTensors, Placement, TensorKind
 from routing_lab.renderings import FORMATS, IMAGE, PARSERS
+from routing_lab.runtime.router import ServedRouter, served_at
+from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
 
 LIBRARY = Path("/opt/lab/override.so")
@@ -79,7 +75,6 @@ def in_folder(facts: ModelFacts, name: str) -> ModelFacts:
 @given(names, names, st.lists(st.integers(1, 16), min_size=4, max_size=4))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_schedule_survives_the_round_trip_through_every_form(facts, form, name, folder, counts) -> None:
-    counts = [counts[0]] * 4 if form == "ini" else counts
     wanted = schedule(*counts, name=name)
     placed = in_folder(facts, folder)
     try:
@@ -120,9 +115,34 @@ def test_a_preset_has_the_baseline_and_the_schedule_as_entries_that_differ_in_th
     assert not {"host", "port"} & set(baseline)
 
 
-def test_a_preset_refuses_counts_per_block_and_says_why(facts) -> None:
-    with pytest.raises(RuntimeUnsupportedError, match=r"one environment.*systemd or compose"):
-        FORMATS["ini"](made(facts, schedule(6, 6, 4, 4)))
+def test_counts_per_block_reach_one_entry_of_a_preset_only_and_the_baseline_insists_on_its_own(facts) -> None:
+    text = FORMATS["ini"](made(facts, schedule(6, 6, 4, 4, name="late half")))
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string("[top]\n" + text)
+    baseline, late = dict(parser["baseline"]), dict(parser["schedule-late-half"])
+    assert late.pop("override-kv") == "routing_lab.experts_used=str:0-1:6/2-3:4"
+    assert baseline.pop("override-kv") == "routing_lab.experts_used=str:own"
+    assert baseline == late
+    router = f"# env LD_PRELOAD={LIBRARY} llama-server --models-preset models.ini --host 127.0.0.1 --port 8080\n"
+    assert router in text
+    with pytest.raises(ValueError, match="LD_PRELOAD names no library"):
+        PARSERS["ini"](text.replace(f"env LD_PRELOAD={LIBRARY} ", ""), facts)
+
+
+def test_the_router_of_a_uniform_schedule_needs_no_library(facts) -> None:
+    text = FORMATS["ini"](made(facts, schedule(4, 4, 4, 4), port=8123))
+    assert "# llama-server --models-preset models.ini --host 127.0.0.1 --port 8123\n" in text
+    assert "routing_lab" not in text.split("version = 1")[1]
+
+
+@pytest.mark.parametrize("form", PARSERS)
+@given(st.lists(st.integers(1, 512), min_size=64, max_size=100, unique=True))
+@settings(max_examples=20)
+def test_many_blocks_of_different_counts_survive_every_form(form, counts) -> None:
+    facts = make_moe_facts(dict.fromkeys(range(len(counts)), 8), experts=512)
+    wanted = schedule(*counts)
+    text = FORMATS[form](made(facts, wanted, settings=ServerSettings()))
+    assert PARSERS[form](text, facts).key(facts) == wanted.key(facts)
 
 
 def test_a_service_mounts_model_and_library_and_listens_on_loopback_only(facts) -> None:
@@ -159,7 +179,7 @@ def test_a_model_is_named_by_its_whole_path(facts, form, tmp_path, monkeypatch) 
 
 
 @pytest.mark.model
-def test_a_real_router_reads_the_preset_and_serves_both_entries(tmp_path) -> None:
+def test_a_real_router_reads_the_preset_and_serves_both_entries(llama_server, tmp_path) -> None:
     """llama-server's own parser: every option of the command line arrives, and each entry answers."""
     facts = ModelFacts.read(demo.model_path())
     wanted = Schedule.uniform(4, facts, "even")
@@ -167,7 +187,9 @@ def test_a_real_router_reads_the_preset_and_serves_both_entries(tmp_path) -> Non
     placement = Placement(0, (0, 1), host_tensors=(HostTensors(TensorKind.ATTENTION, (2,)),), host_kv=True)
     made_for = ServerSettings(placement=placement, context_tokens=512, threads=1)
     preset.write_text(FORMATS["ini"](export(facts, schedule=wanted, unvalidated=True, settings=made_for)))
-    with router(preset, tmp_path / "log") as url:
+    port = free_port()
+    command = [str(llama_server), "--models-preset", str(preset), "--host", "127.0.0.1", "--port", str(port)]
+    with serving(command, port, tmp_path / "log", env=with_server_on_path(llama_server)) as url:
         models = {model["id"]: model["status"]["args"] for model in ask(f"{url}/models")["data"]}
         assert set(models) == {"baseline", "schedule-even"}
         for name, args in models.items():
@@ -175,42 +197,12 @@ def test_a_real_router_reads_the_preset_and_serves_both_entries(tmp_path) -> Non
             assert parse_placement(args).host_kv
             counted = parse_server_command(shlex.join(args), facts)
             assert counted.key(facts) == (wanted.key(facts) if name != "baseline" else "0-5:8")
-        prompt = {"prompt": "Q: 347+86=?\n", "n_predict": 64, "temperature": 0}
         for name in models:
-            assert ask(f"{url}/completion", {**prompt, "model": name})["content"].endswith("Answer: 433")
-
-
-@contextlib.contextmanager
-def router(preset: Path, log: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(llama_bin() / "llama-server"), "--models-preset", str(preset), "--host", "127.0.0.1"]
-    with log.open("wb") as output:
-        server = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output)
-    try:
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                ask(f"http://127.0.0.1:{port}/health")
-                break
-            assert server.poll() is None, log.read_text(errors="replace")
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()  # it ends the servers that it started
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def ask(url: str, body: dict[str, object] | None = None) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - loopback
-    with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310 - loopback
-        answer: dict[str, Any] = json.load(reply)
-    return answer
+            assert complete(url, model=name).endswith("Answer: 433")
+        found = served_at(url)
+        assert isinstance(found, ServedRouter)
+        with pytest.raises(RuntimeUnsupportedError, match=r"serves baseline, does not run under the override library"):
+            found.require_models()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``routing-lab attest``: what schedule a running llama-server has."""
+"""``routing-lab attest``: what schedule a running llama-server has, or each of those under llama-server's router."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
 from routing_lab.cli.output import console, fact_table, print_json
+from routing_lab.errors import AttestationError, UsageError
 
 if TYPE_CHECKING:
     from routing_lab.runtime.report import ServedSchedule
+    from routing_lab.runtime.router import ServedModel, ServedRouter
     from routing_lab.schedule import Schedule
 
 
@@ -22,7 +24,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         run,
         help="say what schedule a running llama-server has, read back from its graphs",
         description="Read back what the graphs of a running llama-server were built with. The server must run on this\n"
-        "machine, as this user, and under the override library (LD_PRELOAD, as export prints it).",
+        "machine, as this user, and under the override library (LD_PRELOAD, as export prints it).\n"
+        "Of llama-server's router, every model that it has loaded is read back.",
         example="routing-lab attest --url http://127.0.0.1:8080 --schedule night-schedule.yaml",
     )
     parser.add_argument(
@@ -31,32 +34,74 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--schedule", type=Path, metavar="YAML", help="exit with 4 where the server has another one than this"
     )
+    parser.add_argument(
+        "--entry",
+        metavar="NAME",
+        help="of a router, look at this model only (with --schedule by default the entry that export names after it)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the counts; exit code 4 where they cannot be read, or are not the wanted ones."""
-    from routing_lab.runtime.report import served_schedule
-    from routing_lab.schedule import Schedule, format_counts
+    from routing_lab.runtime.router import ServedRouter, served_at
+    from routing_lab.schedule import Schedule
 
     wanted = Schedule.load(args.schedule) if args.schedule is not None else None
-    served = served_schedule(args.url)
+    found = served_at(args.url)
+    if isinstance(found, ServedRouter):
+        return _run_router(args, found, wanted)
+    if args.entry is not None:
+        raise UsageError(f"--entry names a model of a router, and process {found.process} is a server of one model")
     if wanted is not None:
-        _compare(wanted, served)
-    fields = {
-        "process": served.process,
-        "program": served.program,
-        "experts_used": format_counts(served.experts_used),
-        "prompt_experts_used": format_counts(served.prompt_experts_used),
-        "own": format_counts(served.own),
-        "generation": served.generation,
-        "next_graph": served.next_graph,
-        "refused": served.refused,
-    }
+        _compare(wanted, found)
     if args.json:
-        print_json(fields)
+        print_json(_fields(found))
     else:
-        console().print(fact_table(_rows(fields)))
+        console().print(fact_table(_rows(found)))
     return 0
+
+
+def _run_router(args: argparse.Namespace, router: ServedRouter, wanted: Schedule | None) -> int:
+    from routing_lab.renderings import preset_entry
+
+    entry = args.entry or (None if wanted is None else preset_entry(wanted))
+    if entry is None:
+        router.require_models()
+        models = router.models
+    else:
+        models = (router.model(entry),)
+        served = models[0].require()
+        if wanted is not None:
+            _compare(wanted, served)
+    if args.json:
+        print_json(
+            {
+                "process": router.process,
+                "program": router.program,
+                "models": list(map(_model_fields, models)),
+                "not_loaded": list(router.not_loaded),
+            }
+        )
+    else:
+        _print_router(router, models)
+    return 0
+
+
+def _print_router(router: ServedRouter, models: tuple[ServedModel, ...]) -> None:
+    out = console()
+    out.print(fact_table({"router": f"process {router.process} ({router.program})"}))
+    for model in models:
+        out.print()
+        rows = {"problem": model.problem or ""} if model.served is None else _rows(model.served)
+        out.print(fact_table({"model": model.name} | rows))
+    if router.not_loaded:
+        out.print()
+        out.print(fact_table({"not loaded": ", ".join(router.not_loaded)}))
+
+
+def _model_fields(model: ServedModel) -> dict[str, object]:
+    fields = {"process": model.process} if model.served is None else _fields(model.served)
+    return {"model": model.name, **fields, "problem": model.problem}
 
 
 def _compare(wanted: Schedule, served: ServedSchedule) -> None:
@@ -65,18 +110,34 @@ def _compare(wanted: Schedule, served: ServedSchedule) -> None:
     Raises:
         AttestationError: A block of the graph that decodes has another count.
     """
-    from routing_lab.errors import AttestationError
-
     for block, count in (dict(served.own) | dict(wanted.experts_used)).items():
         if served.experts_used.get(block) != count:
             raise AttestationError(block, count, served.experts_used.get(block), f"by {wanted.name}")
 
 
-def _rows(fields: dict[str, object]) -> dict[str, str]:
+def _fields(served: ServedSchedule) -> dict[str, object]:
+    from routing_lab.schedule import format_counts
+
+    return {
+        "process": served.process,
+        "program": served.program,
+        "experts_used": format_counts(served.experts_used),
+        "prompt_experts_used": format_counts(served.prompt_experts_used),
+        "own": format_counts(served.own),
+        "source": served.source,
+        "generation": served.generation,
+        "next_graph": served.next_graph,
+        "refused": served.refused,
+    }
+
+
+def _rows(served: ServedSchedule) -> dict[str, str]:
+    fields = _fields(served)
     rows = {
         "server": f"process {fields['process']} ({fields['program']})",
         "decodes with": f"{fields['experts_used']}, read back",
         "model's own": f"{fields['own']}",
+        "set by": f"{fields['source']}",
     }
     if fields["prompt_experts_used"] != fields["experts_used"]:
         rows["reads prompts with"] = f"{fields['prompt_experts_used']}"

@@ -11,18 +11,21 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from routing_lab.errors import AttestationError, RuntimeUnsupportedError, UsageError
+from routing_lab.errors import AttestationError, RuntimeUnsupportedError
 
 __all__ = [
     "BuiltBlock",
     "ServedSchedule",
     "ServerReport",
+    "has_graphs",
     "listening_processes",
     "parse_report",
+    "program_of",
     "read_report",
+    "require_linux",
     "served_schedule",
+    "server_processes",
     "sockets_listening_on",
 ]
 
@@ -50,8 +53,9 @@ class BuiltBlock:
 class ServerReport:
     """One report: the schedule for the next graph, and by block what the last graphs were built with.
 
-    ``decode`` is the graph of a single token, ``batch`` that of more. ``refused`` says why the last control file was
-    not taken.
+    ``decode`` is the graph of a single token, ``batch`` that of more. ``source`` says where the schedule comes from:
+    ``environment``, ``command line``, ``control file`` or ``nothing``, and ``unknown`` under an older library;
+    ``refused`` why the last control file was not taken.
     """
 
     generation: int
@@ -59,6 +63,7 @@ class ServerReport:
     refused: str | None
     decode: Mapping[int, BuiltBlock]
     batch: Mapping[int, BuiltBlock]
+    source: str = "unknown"
 
 
 def parse_report(text: str) -> ServerReport | None:
@@ -82,6 +87,7 @@ def parse_report(text: str) -> ServerReport | None:
         refused=words.get("refused"),
         decode=rows["decode"],
         batch=rows["batch"],
+        source=words.get("source", "unknown"),
     )
 
 
@@ -154,9 +160,9 @@ class ServedSchedule:
     """The schedule of a running server, read back from the graphs that it built last.
 
     ``experts_used`` are the counts of the graph that decodes, ``prompt_experts_used`` those of the graph for prompts
-    (the same, or between a switch and the next prompt the last ones), ``own`` the model's. ``next_graph`` is the
-    schedule that was ordered and is in no graph yet, as text, ``None`` where there is none. ``refused`` is why the last
-    order was not taken.
+    (the same, or between a switch and the next prompt the last ones), ``own`` the model's. ``source`` says where the
+    schedule came from. ``next_graph`` is the schedule that was ordered and is in no graph yet, as text, ``None`` where
+    there is none. ``refused`` is why the last order was not taken.
     """
 
     process: int
@@ -165,82 +171,82 @@ class ServedSchedule:
     experts_used: Mapping[int, int]
     prompt_experts_used: Mapping[int, int]
     own: Mapping[int, int]
+    source: str
     next_graph: str | None
     refused: str | None
 
 
-def served_schedule(url: str) -> ServedSchedule:
-    """The schedule of the llama-server that listens at ``url``, which must be on this machine and of this user.
-
-    Raises:
-        UsageError: ``url`` is no address with a port.
-        RuntimeUnsupportedError: This is no Linux; it is another machine; nothing listens there; the process is another
-            user's, or does not run under the override library.
-        AttestationError: A block adds up another number of experts than it selects.
-    """
+def require_linux() -> None:
+    """Raise ``RuntimeUnsupportedError`` where there is no ``/proc`` to find servers and reports in."""
     if not sys.platform.startswith("linux"):
         raise RuntimeUnsupportedError(f"a server's report can be read only on Linux, and this is {sys.platform}")
-    process, report = _report_at(_local_port(url))
+
+
+def server_processes(port: int) -> list[int]:
+    """The processes that listen on ``port``; at least one.
+
+    Raises:
+        RuntimeUnsupportedError: Nothing listens there, or the process is another user's.
+    """
+    if not sockets_listening_on(port):
+        raise RuntimeUnsupportedError(f"nothing listens on port {port} of this machine")
+    if processes := listening_processes(port):
+        return processes
+    raise RuntimeUnsupportedError(
+        f"the process that listens on port {port} is another user's (or a container's); run attest as that user"
+    )
+
+
+def served_schedule(process: int, where: str) -> ServedSchedule:
+    """The schedule that ``process`` serves; ``where`` says in a message what is known about it.
+
+    Raises:
+        RuntimeUnsupportedError: It does not run under the override library, or has built no graph yet.
+        AttestationError: A block adds up another number of experts than it selects.
+    """
+    report = read_report(process)
+    if report is None or not report.decode:
+        raise RuntimeUnsupportedError(_no_report(process, where))
     for rows in (report.decode, report.batch):
         for block, row in rows.items():
             if row.summed != row.selected:
-                raise AttestationError(
-                    block, row.selected, row.summed, "that is the length of the sum over its experts"
-                )
+                detail = f"that is the length of the sum over its experts, in process {process} ({where})"
+                raise AttestationError(block, row.selected, row.summed, detail)
     waits = any(row.generation != report.generation for row in report.decode.values())
     return ServedSchedule(
         process=process,
-        program=_program(process),
+        program=program_of(process),
         generation=report.generation,
         experts_used={block: row.selected for block, row in report.decode.items()},
         prompt_experts_used={block: row.selected for block, row in report.batch.items()},
         own={block: row.asked for block, row in report.decode.items()},
+        source=report.source,
         next_graph=report.experts if waits else None,
         refused=report.refused,
     )
 
 
-def _local_port(url: str) -> int:
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise UsageError(f"{url} is no address such as http://127.0.0.1:8080: {error}") from None
-    if not host or port is None or parts.scheme not in {"http", "https"}:
-        raise UsageError(f"{url} is no address with a port, such as http://127.0.0.1:8080")
-    if not (host in {"localhost", "::1", "0.0.0.0"} or host.startswith("127.")):  # noqa: S104 - compared, not bound
-        raise RuntimeUnsupportedError(
-            f"{host} is not this machine's loopback: a server's report can be read only on the machine that it runs "
-            f"on, so run attest there, with http://127.0.0.1:{port}"
-        )
-    return port
+def has_graphs(process: int) -> bool:
+    """Whether ``process`` reports graphs with routed experts."""
+    report = read_report(process)
+    return report is not None and bool(report.decode)
 
 
-def _report_at(port: int) -> tuple[int, ServerReport]:
-    if not sockets_listening_on(port):
-        raise RuntimeUnsupportedError(f"nothing listens on port {port} of this machine")
-    processes = listening_processes(port)
-    if not processes:
-        raise RuntimeUnsupportedError(
-            f"the process that listens on port {port} is another user's (or a container's); run attest as that user"
-        )
-    for process in processes:
-        if (report := read_report(process)) is not None and report.decode:
-            return process, report
-    process = processes[0]
-    named = f"process {process} ({_program(process)}), which listens on port {port},"
+def _no_report(process: int, where: str) -> str:
+    named = f"process {process} ({program_of(process)}), {where},"
     if _OVERRIDE in _read_text(Path(f"/proc/{process}/maps")):
-        raise RuntimeUnsupportedError(
+        return (
             f"{named} runs under the override library and has built no graph yet: it is still loading, has no routed "
             "experts, or its libllama does not call the library (linked with -Bsymbolic)"
         )
-    raise RuntimeUnsupportedError(
+    return (
         f"{named} does not run under the override library, so nothing tells its counts; start it as routing-lab export "
         "says (LD_PRELOAD)"
     )
 
 
-def _program(process: int) -> str:
+def program_of(process: int) -> str:
+    """The name of the program that ``process`` runs."""
     return _read_text(Path(f"/proc/{process}/comm")).strip() or "unknown"
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_overrides import BAD_ARGUMENTS
 
 from routing_lab.model import ModelFacts
-from routing_lab.overrides import EXPERTS_ENV
+from routing_lab.overrides import EXPERTS_ENV, KvOverride, argument_overrides, render_override_kv
 from routing_lab.runtime import RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.runtime.native import override_library
-from routing_lab.schedule import Schedule
+from routing_lab.schedule import Schedule, format_counts
 
 BARE = Path(__file__).parent / "bare_llama.py"
 PROMPT = "Q: 347+86=?\n"
@@ -123,6 +127,65 @@ def test_a_program_with_a_bad_schedule_in_its_environment_does_not_start(text: s
     assert 'the form is "0-6:6,7-32:5"' in done.stderr
 
 
+def echo(*arguments: str, experts: str | None = None) -> subprocess.CompletedProcess[str]:
+    """A program without libllama under the library, with a command line of its own."""
+    return run_preloaded(["/bin/echo", "started", *arguments], experts)
+
+
+@given(
+    st.dictionaries(st.integers(0, 4095), st.integers(1, 4096), min_size=2, max_size=200),
+    st.sampled_from(["--override-kv", "--override_kv"]),
+)
+@settings(max_examples=10)
+def test_the_library_reads_from_the_command_line_what_was_rendered_for_it(counts: dict[int, int], option: str) -> None:
+    # The environment is the witness: what contradicts it does not start.
+    experts = format_counts(counts)
+    others = [KvOverride("tokenizer.x", "str", 'a "quoted", text'), KvOverride("a.b", "int", "7")]
+    ours = argument_overrides(experts)
+    whole = render_override_kv([others[0], *reversed(ours), others[1]])
+    apart = [word for override in ours for word in (option, str(override))]
+    single = ",".join(f"{block}:{count}" for block, count in sorted(counts.items()))
+    for arguments in ([option, whole], apart):
+        for same in (experts, single):
+            assert echo(*arguments, experts=same).returncode == 0
+        for other in (counts | {min(counts): counts[min(counts)] + 1}, dict(list(counts.items())[1:])):
+            done = echo(*arguments, experts=format_counts(other))
+            assert (done.returncode, done.stdout) == (4, "")
+            assert f"the command line asks for {experts} and {EXPERTS_ENV} for {format_counts(other)}" in done.stderr
+            assert done.stderr.count("\n") == 1
+
+
+def test_a_baseline_that_says_so_does_not_start_under_a_schedule_of_the_environment() -> None:
+    own = ("--override-kv", "routing_lab.experts_used=str:own")
+    assert echo(*own).returncode == 0
+    done = echo(*own, experts="0-6:6")
+    assert done.returncode == 4
+    assert "the command line asks for own and ROUTING_LAB_EXPERTS for 0-6:6: take one of them away" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "problem"), BAD_ARGUMENTS.items())
+def test_a_program_with_a_bad_schedule_on_its_command_line_does_not_start(text: str, problem: str) -> None:
+    done = echo("--override-kv", text)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert re.search(rf"^routing_lab: --override-kv: .*({problem})", done.stderr)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--override-kv", "qwen3moe.expert_used_count=int:6"),
+        ("--override-kv", '"a=str:x,routing_lab.nonsense=str:y"'),
+        ("--prompt", "routing_lab.experts_used=str:nonsense"),
+        ("--override-kv",),
+    ],
+)
+def test_a_command_line_without_a_schedule_is_left_alone(arguments: tuple[str, ...]) -> None:
+    done = echo(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert echo(*arguments, experts="0:6").returncode == 0
+
+
 def test_a_program_that_has_no_libllama_runs_under_a_good_schedule() -> None:
     done = run_preloaded(["/bin/echo", "started"], "0-6:6,7-32:5")
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
@@ -139,6 +202,8 @@ def test_a_server_on_a_libllama_without_the_functions_does_not_start(tmp_path: P
     assert done.returncode == 4
     assert "does not have both functions that the expert override replaces" in done.stderr
     assert run_preloaded([str(program)], None).returncode == 0
+    argued = run_preloaded([str(program), "--override-kv", "routing_lab.experts_used=str:own"], None)
+    assert (argued.returncode, "routing_lab.experts_used is set, but" in argued.stderr) == (4, True)
 
 
 def preloaded_environment(**more: str) -> dict[str, str]:

@@ -8,14 +8,20 @@
 //
 // Two ways in:
 //   in process   dlopen this file with RTLD_GLOBAL before libllama, then routing_lab_bind and routing_lab_set;
-//   LD_PRELOAD   with ROUTING_LAB_EXPERTS="0-6:6,7-32:5" in the environment (block or block range : experts).
+//   LD_PRELOAD   with ROUTING_LAB_EXPERTS="0-6:6,7-32:5" in the environment (block or block range : experts), or with
+//                --override-kv routing_lab.experts_used=str:0-6:6/7-32:5 on the command line.
+//
+// The command line is for programs that start several servers with one environment, as llama-server's router does.
+// llama.cpp keeps a metadata override that no model asks for and never looks at it. A text value has at most 127 bytes
+// there, so a long schedule comes in parts, routing_lab.experts_used.1of3 and so on; "own" is the model's own counts.
+// Where environment and command line contradict each other the program does not start.
 //
 // The schedule is one per process and is read when a graph is built. llama.cpp reuses graphs, so a change takes
 // effect in a context that is created after it; set it before each build when several contexts are alive.
 //
 // Under LD_PRELOAD two more variables work, and a report is kept:
-//   ROUTING_LAB_CONTROL  path of a file that switches the schedule of the running program; it is looked at when a
-//                        graph begins. It must appear whole (write another file, then rename it):
+//   ROUTING_LAB_CONTROL  path of a file that switches the schedule of the running program, wherever that came from; it
+//                        is looked at when a graph begins. It must appear whole (write another file, then rename it):
 //                            routing_lab control 1
 //                            generation 5                 above the last one
 //                            experts 0-6:6,7-32:5         or: own
@@ -79,6 +85,10 @@ namespace {
 constexpr const char * ENVIRONMENT = "ROUTING_LAB_EXPERTS";
 constexpr const char * CONTROL_ENVIRONMENT = "ROUTING_LAB_CONTROL";
 constexpr const char * WATCH_ENVIRONMENT = "ROUTING_LAB_WATCH";
+constexpr const char * ARGUMENT = "--override-kv";
+constexpr const char * KEY_FAMILY = "routing_lab."; // a key of it that is not ours is a typing error
+constexpr const char * KEY = "routing_lab.experts_used";
+constexpr const char * OWN = "own"; // the model's own counts
 constexpr const char * REPORT_NAME = "routing_lab_report";
 constexpr int WATCH_MS = 1000;               // how soon a new parent is noticed where the descriptor stays open
 constexpr size_t CONTROL_BYTES = 64 * 1024;  // a schedule of BLOCK_LIMIT single blocks takes 48 KiB
@@ -179,6 +189,115 @@ std::shared_ptr<const Schedule> parse_schedule(const std::string & text) {
     return schedule;
 }
 
+// Null is the model's own counts.
+std::string schedule_text(const std::shared_ptr<const Schedule> & schedule) { return schedule ? schedule->text : OWN; }
+
+// ---- the command line ----------------------------------------------------------------------------------------------
+
+struct Descriptor {
+    const int number;
+    explicit Descriptor(int opened) : number(opened) {}
+    ~Descriptor() { close(number); }
+    Descriptor(const Descriptor &) = delete;
+    Descriptor & operator=(const Descriptor &) = delete;
+};
+
+std::vector<std::string> command_line() {
+    const Descriptor file(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
+    std::string text;
+    char piece[4096];
+    for (ssize_t got; (got = read(file.number, piece, sizeof piece)) > 0;) {
+        text.append(piece, static_cast<size_t>(got));
+    }
+    std::vector<std::string> words;
+    for (size_t at = 0; at < text.size(); at += words.back().size() + 1) {
+        words.emplace_back(text.c_str() + at);
+    }
+    return words;
+}
+
+// The fields of one CSV row as llama.cpp splits them (common/arg.cpp): a quote opens a field only at its start.
+std::vector<std::string> split_row(const std::string & text) {
+    std::vector<std::string> fields(1);
+    bool quoted = false;
+    for (size_t at = 0; at < text.size(); ++at) {
+        std::string & field = fields.back();
+        if (text[at] == '"' && !quoted && field.empty()) {
+            quoted = true;
+        } else if (text[at] == '"' && quoted && at + 1 < text.size() && text[at + 1] == '"') {
+            field += text[at++];
+        } else if (text[at] == '"' && quoted) {
+            quoted = false;
+        } else if (text[at] == ',' && !quoted) {
+            fields.emplace_back();
+        } else {
+            field += text[at];
+        }
+    }
+    return fields;
+}
+
+// A schedule on the command line, by the number of the part.
+struct Parts {
+    uint32_t of = 0;
+    std::map<uint32_t, std::string> texts;
+};
+
+// Takes one metadata override where it is a part of the schedule.
+void take_override(const std::string & text, Parts & parts) {
+    const size_t equals = std::min(text.find('='), text.size());
+    const std::string key = text.substr(0, equals);
+    if (key.compare(0, std::strlen(KEY_FAMILY), KEY_FAMILY) != 0) {
+        return;
+    }
+    uint32_t part = 1, of = 1;
+    size_t at = std::strlen(KEY);
+    if (key.compare(0, at, KEY) == 0 && at < key.size()) {
+        expect(key, at, '.');
+        part = parse_number(key, at);
+        expect(key, at, 'o');
+        expect(key, at, 'f');
+        of = parse_number(key, at);
+    }
+    if (at != key.size() || key.compare(0, std::strlen(KEY), KEY) != 0 || part < 1 || part > of) {
+        throw std::invalid_argument("\"" + key + "\" is no key of this library");
+    }
+    if (text.compare(equals, 5, "=str:") != 0) {
+        throw std::invalid_argument("\"" + key + "\" must be of type str");
+    }
+    if ((parts.of != 0 && parts.of != of) || !parts.texts.emplace(part, text.substr(equals + 5)).second) {
+        throw std::invalid_argument("the schedule is given twice, at \"" + key + "\"");
+    }
+    parts.of = of;
+}
+
+// The schedule that the command line names, in the form of the environment; empty: none.
+std::string schedule_argument(const std::vector<std::string> & words) {
+    Parts parts;
+    for (size_t at = 0; at + 1 < words.size(); ++at) {
+        std::string option = words[at];
+        std::replace(option.begin(), option.end(), '_', '-'); // as llama.cpp reads it
+        if (option == ARGUMENT) {
+            for (const std::string & field : split_row(words[++at])) {
+                take_override(field, parts);
+            }
+        }
+    }
+    if (parts.texts.size() != parts.of) {
+        throw std::invalid_argument("the schedule has " + std::to_string(parts.texts.size()) + " of its " +
+                                    std::to_string(parts.of) + " parts");
+    }
+    std::string text;
+    for (const auto & [part, piece] : parts.texts) {
+        text += (text.empty() ? "" : ",") + piece;
+        if (piece.empty()) {
+            throw std::invalid_argument("part " + std::to_string(part) + " of the schedule is empty");
+        }
+    }
+    std::replace(text.begin(), text.end(), '/', ','); // a comma would end the override for llama.cpp
+    return text;
+}
+
 // ---- what the process knows -----------------------------------------------------------------------------------------
 
 struct Built {
@@ -208,7 +327,7 @@ struct Report {
 struct Control {
     std::string path; // empty: there is none
     struct stat seen = {};
-    uint64_t generation = 0; // 0: the schedule of the environment
+    uint64_t generation = 0; // 0: the schedule that the program was started with
     std::string refused;     // why the last file was not taken; empty when it was
 };
 
@@ -217,7 +336,9 @@ struct State {
     std::shared_ptr<const Schedule> schedule; // null: every block keeps the model's own count
     std::map<int, Built> built;               // by block, since the last reset
     std::map<int, int64_t> experts;           // by block, how many there are
-    bool announce = false;                    // say once that the schedule of the environment is in use
+    bool announce = false;                    // say once that the schedule of the start is in use
+    bool by_command_line = false;             // the program was started with a schedule of its own
+    const char * source = "nothing";          // where the schedule comes from, in the words of the report
     bool bound = false;                       // a program drives this library; neither control file nor report
     Control control;
     Report report;
@@ -334,16 +455,8 @@ Order parse_control(const std::string & text) {
     if (!take_line(text, at, "end").empty() || at != text.size()) {
         throw std::invalid_argument("it does not stop after the line 'end'");
     }
-    return Order{std::stoull(number), experts == "own" ? nullptr : parse_schedule(experts)};
+    return Order{std::stoull(number), experts == OWN ? nullptr : parse_schedule(experts)};
 }
-
-struct Descriptor {
-    const int number;
-    explicit Descriptor(int opened) : number(opened) {}
-    ~Descriptor() { close(number); }
-    Descriptor(const Descriptor &) = delete;
-    Descriptor & operator=(const Descriptor &) = delete;
-};
 
 // Reads the whole file and sets `seen` to what was read.
 std::string read_control(const std::string & path, struct stat & seen) {
@@ -418,8 +531,13 @@ void follow_control() {
         check_order(order);
         state().schedule = order.schedule;
         state().announce = false;
+        state().source = "control file";
         control.generation = order.generation;
         control.refused.clear();
+        if (state().by_command_line) { // a router's servers share one control file, so this may be meant for another
+            std::fprintf(stderr, "routing_lab: the control file %s takes the place of the command line: %s\n",
+                         control.path.c_str(), schedule_text(order.schedule).c_str());
+        }
     } catch (const std::invalid_argument & problem) {
         control.refused = plain_line(problem.what());
         std::fprintf(stderr, "routing_lab: the control file %s is refused, the schedule stays: %s\n",
@@ -462,8 +580,9 @@ void enter_block(const void * context, int block, int64_t rows) {
 // Lines of words:
 //     routing_lab report 1
 //     sequence 17                                          of this text
-//     generation 5                                         of the schedule for the next graph; 0: the environment's
+//     generation 5                                         of the schedule for the next graph; 0: the one of the start
 //     experts 0-6:6,7-32:5                                 that schedule, or: own
+//     source control file                                  or: environment, command line, nothing
 //     refused its generation 4 is not above 5              only where the last control file was refused
 //     decode BLOCK ASKED SELECTED SUMMED GENERATION        the last graph for a single token
 //     batch BLOCK ASKED SELECTED SUMMED GENERATION         the last graph for more
@@ -474,7 +593,7 @@ std::string report_text() {
     const std::string sequence = std::to_string(report.sequence);
     std::string text = "routing_lab report 1\nsequence " + sequence + "\ngeneration " +
                        std::to_string(control.generation) + "\nexperts " +
-                       (state().schedule ? state().schedule->text : "own") + '\n';
+                       schedule_text(state().schedule) + "\nsource " + state().source + '\n';
     if (!control.refused.empty()) {
         text += "refused " + control.refused + '\n';
     }
@@ -594,32 +713,60 @@ void start_watching(const char * text) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Under LD_PRELOAD the schedule comes with the environment. A server that cannot honour it must not start: it would
-// answer with other counts than its operator believes.
-__attribute__((constructor)) void read_environment() {
+// A schedule that the program was started with.
+struct Given {
+    bool is = false;
+    std::shared_ptr<const Schedule> schedule;
+};
+
+Given given_by_environment() {
+    const char * const text = std::getenv(ENVIRONMENT);
+    try {
+        return text ? Given{true, parse_schedule(text)} : Given{};
+    } catch (const std::invalid_argument & problem) {
+        refuse(std::string(ENVIRONMENT) + ": " + problem.what());
+    }
+}
+
+Given given_by_command_line() {
+    try {
+        const std::string text = schedule_argument(command_line());
+        return text.empty() ? Given{} : Given{true, text == OWN ? nullptr : parse_schedule(text)};
+    } catch (const std::invalid_argument & problem) {
+        refuse(std::string(ARGUMENT) + ": " + plain_line(problem.what()));
+    }
+}
+
+bool same_counts(const Given & a, const Given & b) {
+    return a.schedule && b.schedule ? a.schedule->experts == b.schedule->experts : a.schedule == b.schedule;
+}
+
+// Under LD_PRELOAD the schedule comes with the environment or the command line. A server that cannot honour it must not
+// start: it would answer with other counts than its operator believes.
+__attribute__((constructor)) void read_start() {
     if (const char * const watched = std::getenv(WATCH_ENVIRONMENT)) {
         start_watching(watched);
     }
-    const char * const text = std::getenv(ENVIRONMENT);
     const char * const control = std::getenv(CONTROL_ENVIRONMENT);
-    if (!text && !control) {
+    const Given environment = given_by_environment(), arguments = given_by_command_line();
+    if (!environment.is && !arguments.is && !control) {
         return;
     }
-    const char * const variable = text ? ENVIRONMENT : CONTROL_ENVIRONMENT;
+    if (environment.is && arguments.is && !same_counts(environment, arguments)) {
+        refuse("the command line asks for " + schedule_text(arguments.schedule) + " and " + ENVIRONMENT + " for " +
+               schedule_text(environment.schedule) + ": take one of them away");
+    }
     if (control) {
         state().control.path = control;
     }
-    if (text) {
-        try {
-            state().schedule = parse_schedule(text);
-        } catch (const std::invalid_argument & problem) {
-            refuse(std::string(ENVIRONMENT) + ": " + problem.what());
-        }
-        state().announce = true;
-    }
+    state().schedule = arguments.is ? arguments.schedule : environment.schedule;
+    state().announce = state().schedule != nullptr;
+    state().by_command_line = arguments.is;
+    state().source = arguments.is ? "command line" : environment.is ? "environment" : "nothing";
     if (dlsym(RTLD_DEFAULT, "llama_decode") && !resolve_from(RTLD_NEXT)) {
-        refuse(std::string(variable) + " is set, but the libllama of this program does not have both functions that "
-               "the expert override replaces (llama.cpp from September 2026 on, as a shared library, has them)");
+        refuse(std::string(arguments.is ? KEY : environment.is ? ENVIRONMENT : CONTROL_ENVIRONMENT) +
+               " is set, but the libllama of this program does not have both functions that the expert override "
+               "replaces (llama.cpp from September 2026 on, as a shared library, has them)");
     }
 }
 
