@@ -23,7 +23,7 @@ from routing_lab.measure import SpeedRatio, fewest_rounds
 from routing_lab.model import ModelFacts, format_blocks, parse_blocks
 from routing_lab.placement import Placement
 from routing_lab.runtime.base import DecodeTiming
-from routing_lab.runtime.engine import Buffer
+from routing_lab.runtime.libllama import Buffer
 
 __all__ = [
     "CSV_COLUMNS",

@@ -16,7 +16,7 @@ from routing_lab.placement import Placement
 from routing_lab.published import PublishedTable
 from routing_lab.report import figure_sweep, published_table, sweep_table
 from routing_lab.runtime.base import DecodeTiming
-from routing_lab.runtime.engine import Buffer
+from routing_lab.runtime.libllama import Buffer
 from routing_lab.sweep import SweepSettings, expert_placements, layer_placements, sweep
 
 FACTS = make_facts({1: 8, 2: 8, 3: 8, 4: 8}, blocks=6, mtp=(5,))

@@ -12,7 +12,7 @@ from typing import Literal
 from routing_lab.errors import RoutingLabError
 from routing_lab.model import ModelFacts
 from routing_lab.runtime.base import Capability, RuntimeOptions
-from routing_lab.runtime.engine import Device
+from routing_lab.runtime.libllama import Device
 from routing_lab.runtime.llama import LlamaRuntime, available_cores, libllama_path
 from routing_lab.runtime.server import ServerRuntime
 from routing_lab.runtime.server_binary import find_server

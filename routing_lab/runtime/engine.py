@@ -6,14 +6,9 @@ Importing this module loads nothing. Creating an ``Engine`` loads the override l
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
-import os
 import random
-import re
-import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,35 +17,31 @@ from typing import Any, Literal
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
 from routing_lab.runtime.completion import Completion, best_two
 from routing_lab.runtime.drafts import DraftBatches
+from routing_lab.runtime.interposed import Override, PlainKernels
+from routing_lab.runtime.libllama import (
+    LOG_INFO,
+    LOG_WARN,
+    Buffer,
+    Device,
+    Log,
+    add_rpc_server,
+    devices,
+    import_api,
+)
+from routing_lab.runtime.witness import Witness
 
-__all__ = ["Buffer", "Device", "Engine", "LoadSpec", "Loaded", "Override", "PlainKernels", "Switched"]
+__all__ = ["Engine", "LoadSpec", "Loaded", "Switched"]
 
-# enum values of ggml.h and llama.h
+# enum values of llama.h
 _KV_TYPES = {"f32": 0, "f16": 1}
 _TOKEN_NORMAL, _TOKEN_BYTE = 1 << 2, 1 << 5
 _KV_OVERRIDE_INT = 0
 _LOAD_MODE_NONE = 0
-_LOG_INFO, _LOG_WARN, _LOG_CONTINUED = 2, 3, 5
 _DECODED, _ABORTED = 0, 2  # of llama_decode
 
-_REPORT_BYTES = 1 << 16
-_ERROR_BYTES = 1 << 10
 _WITNESS_TOKENS = 32  # the smallest context does: one token is decoded in it
-_RPC_TIMEOUT_S = 10.0
-_RPC_PATIENCE_S = 2.0
 _DRAWS = 1000  # a vocabulary without plain tokens (none is known) is fed whatever was drawn last
 _STREAM_SEED = 20260  # any fixed number: every schedule is timed on the same tokens
-
-# Who says it, then for example: CPU_Mapped model buffer size =    12.34 MiB
-_BUFFER = re.compile(rb": +(\S+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
-_OF_MODEL = "model"
-_IN_PARTS = {_OF_MODEL, "KV"}  # said once per file of the model, and once per kind of attention
-
-_SELECTION = re.compile(rb"ffn_moe_topk-(\d+)")
-_LAST_NODE = b"result_output"
-# The sum over experts begins with one view of their weighted outputs for each expert. (Llama 4 weighs the input
-# instead, so that its outputs are summed as they come out of the down projection.)
-_SUMMAND = re.compile(rb"ffn_moe_(?:weighted|down|down_scaled|down_biased)-(\d+) \(view\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +70,15 @@ class LoadSpec:
 class Switched:
     """What the graphs built after a switch consult, as pairs of block and count.
 
-    ``selected`` and ``summed`` are read from the nodes of a decoded graph. ``built`` is the override library's own
-    record, for the context that will do the work, of the count given and the length of the sum (-1: not seen), as
-    triples; it is empty without the library. ``loads`` counts how often this process has read the weights.
+    ``selected`` and ``summed`` are read from the nodes of a graph that was about to run. ``built`` is the override
+    library's own record, for the context that will do the work, of the count given and the length of the sum (-1: not
+    seen), as triples; it is empty without the library. ``loads`` counts how often this process has read the weights.
     """
 
     selected: list[tuple[int, int]]
     summed: list[tuple[int, int]]
     built: list[tuple[int, int, int]]
     loads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device as llama.cpp lists it; memory in bytes."""
-
-    name: str
-    description: str
-    kind: Literal["cpu", "gpu", "integrated gpu", "accelerator", "other"]
-    free_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Memory that libllama says it took: where (its name of the device), for what, and how many bytes.
-
-    ``use`` is ``model``, ``KV``, ``RS`` (recurrent states), ``compute`` or ``output``. libllama prints hundredths of a
-    MiB, so a size is right to 5 KiB. Weights that are mapped from the file count in full, read or not.
-    """
-
-    device: str
-    use: str
-    size_bytes: int
-
-    @property
-    def on_device(self) -> bool:
-        """Whether this is memory of a device; buffers for transfers to one (``CUDA_Host``) are the host's."""
-        return not self.device.startswith("CPU") and not self.device.endswith("_Host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,246 +97,6 @@ class Loaded:
     switched: Switched
 
 
-class Override:
-    """The override library inside this process. It must exist before ``llama_cpp`` is imported."""
-
-    def __init__(self, path: str) -> None:
-        self._library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        for name in ("routing_lab_bind", "routing_lab_set"):
-            getattr(self._library, name).argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
-        self._library.routing_lab_report.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        self._library.routing_lab_report.restype = ctypes.c_size_t
-
-    def _call(self, name: str, text: str) -> None:
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        if getattr(self._library, name)(text.encode(), error, len(error)) != 0:
-            raise RuntimeUnsupportedError(error.value.decode("utf-8", "replace"))
-
-    def bind(self, libllama: str) -> None:
-        """Take the original functions from the loaded library at this path."""
-        self._call("routing_lab_bind", libllama)
-
-    def set(self, experts: str) -> None:
-        """Use these counts ("0-6:6,7-32:5") for every graph built from now on; "" for the model's own."""
-        self._call("routing_lab_set", experts)
-
-    def reset_report(self) -> None:
-        """Forget what graphs were built with so far."""
-        self._library.routing_lab_reset_report()
-
-    def report(self) -> list[tuple[int, int, int]]:
-        """Block, count given and length of the sum (-1: not seen) of what was built since the last reset."""
-        buffer = ctypes.create_string_buffer(_REPORT_BYTES)
-        if self._library.routing_lab_report(buffer, len(buffer)) >= len(buffer):
-            raise RuntimeFailureError(f"the override library's report exceeds {_REPORT_BYTES} bytes")
-        rows = (line.split() for line in buffer.value.decode("ascii").splitlines())
-        return [(int(block), int(selected), int(summed)) for block, _, selected, summed in rows]
-
-
-class PlainKernels:
-    """The library that lets batches compute as single tokens do; must exist before ``llama_cpp`` is imported.
-
-    Without a library, and on builds of ggml that have no other kernels for batches, it does nothing.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) if path else None
-
-    def bind(self) -> None:
-        """Find the kernels for batches in the loaded libraries, and let them work again."""
-        if self._library:
-            self._library.routing_lab_plain_bind()
-
-    @contextlib.contextmanager
-    def only(self) -> Iterator[None]:
-        """Keep the kernels for batches out of what is computed inside."""
-        if not self._library:
-            yield
-            return
-        self._library.routing_lab_plain_set(1)
-        try:
-            yield
-        finally:
-            self._library.routing_lab_plain_set(0)
-
-
-class _Witness:
-    """Reads expert counts off the nodes of a graph that is about to run, through llama.cpp's ``cb_eval``.
-
-    A part of a graph is shown as a whole before it is computed. ``stop`` is an abort callback for the computation of
-    the part that ends with the last node: with everything on the CPU there is one part, and nothing is computed.
-    """
-
-    def __init__(self, api: Any) -> None:  # noqa: ANN401 (the module llama_cpp.llama_cpp has no type)
-        self.selected: dict[int, int] = {}
-        self.summed: dict[int, int] = {}
-        self._complete = False
-        self._name, self._elements, self._rows = (
-            _ggml_function(api, name, restype)
-            for name, restype in (
-                ("ggml_get_name", ctypes.c_char_p),
-                ("ggml_nelements", ctypes.c_int64),
-                ("ggml_nrows", ctypes.c_int64),
-            )
-        )
-        self.callback = api.ggml_backend_sched_eval_callback(self._see)
-        self.stop = api.ggml_abort_callback(lambda _data: self._complete)
-
-    def _see(self, tensor: int, ask: bool, _data: int | None) -> bool:  # noqa: FBT001 (the C signature)
-        if ask:
-            name = self._name(tensor)
-            if selection := _SELECTION.fullmatch(name):
-                self.selected[int(selection[1])] = self._elements(tensor) // max(1, self._rows(tensor))
-            elif summand := _SUMMAND.fullmatch(name):
-                block = int(summand[1])
-                self.summed[block] = self.summed.get(block, 0) + 1
-            elif name == _LAST_NODE:
-                self._complete = True
-        return False  # the data of no node is needed, so the graph stays in one piece
-
-
-class _Log:
-    """Sends libllama's messages from a level on to standard error.
-
-    llama-cpp-python has a callback of its own, whose levels are one off those of this ``ggml.h``.
-    """
-
-    def __init__(self, api: Any) -> None:  # noqa: ANN401
-        self.lowest = _LOG_WARN
-        self._shown = True
-        self._held: list[bytes] | None = None
-        self._buffers: dict[tuple[str, str], int] = {}
-        self._callback = api.llama_log_callback(self._write)  # must live as long as libllama may call it
-        api.llama_log_set(self._callback, None)
-
-    def _write(self, level: int, text: bytes, _data: int | None) -> None:
-        if level != _LOG_CONTINUED:
-            self._shown = level >= self.lowest
-        if self._shown and self._held is not None:
-            self._held.append(text)
-        elif self._shown:
-            os.write(2, text)
-        if said := _BUFFER.search(text):
-            device, use, mebibytes = (part.decode("utf-8", "replace") for part in said.groups())
-            key = device, use
-            before = self._buffers.get(key, 0) if use in _IN_PARTS else 0
-            self._buffers[key] = before + round(float(mebibytes) * 2**20)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep messages back, and let them go only where an error ends what is done inside."""
-        self._held = []
-        try:
-            yield
-        except RuntimeFailureError:
-            os.write(2, b"".join(self._held))
-            raise
-        finally:
-            self._held = None
-
-    def forget_buffers(self) -> None:
-        """Forget those that belong to a context; one for weights is forgotten when the weights are read again."""
-        self._buffers = {key: size for key, size in self._buffers.items() if key[1] == _OF_MODEL}
-
-    def forget_all_buffers(self) -> None:
-        """Forget what was said about memory so far."""
-        self._buffers = {}
-
-    def buffers(self) -> list[Buffer]:
-        """What the model and its latest context take."""
-        return [Buffer(device, use, size) for (device, use), size in sorted(self._buffers.items())]
-
-
-def _ggml_function(api: Any, name: str, restype: type | None) -> Any:  # noqa: ANN401
-    # A symbol is searched in a library and everything it depends on, so libllama's handle reaches libggml too.
-    function = getattr(api._lib, name)  # noqa: SLF001 (the only handle of the library that is really in use)
-    function.argtypes = [ctypes.c_void_p]
-    function.restype = restype
-    return function
-
-
-def _devices(api: Any) -> list[Device]:  # noqa: ANN401
-    kinds: tuple[Literal["cpu", "gpu", "integrated gpu", "accelerator"], ...]
-    kinds = ("cpu", "gpu", "integrated gpu", "accelerator")  # enum ggml_backend_dev_type
-    name, description, kind, device_at = (
-        _ggml_function(api, f"ggml_backend_dev_{what}", restype)
-        for what, restype in (
-            ("name", ctypes.c_char_p),
-            ("description", ctypes.c_char_p),
-            ("type", ctypes.c_int),
-            ("get", ctypes.c_void_p),
-        )
-    )
-    device_at.argtypes = [ctypes.c_size_t]
-    memory = _ggml_function(api, "ggml_backend_dev_memory", None)
-    memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
-    devices = []
-    for index in range(api._lib.ggml_backend_dev_count()):  # noqa: SLF001
-        device = device_at(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
-        number = kind(device)
-        devices.append(
-            Device(
-                name=name(device).decode("utf-8", "replace"),
-                description=description(device).decode("utf-8", "replace"),
-                kind=kinds[number] if number < len(kinds) else "other",
-                free_bytes=free.value,
-                total_bytes=total.value,
-            )
-        )
-    return devices
-
-
-def _add_rpc_server(api: Any, endpoint: str) -> None:  # noqa: ANN401
-    """Make the devices of an RPC server known, so that the next model that is loaded can use them.
-
-    libllama ends the process where nothing answers there, so that is tried first.
-    """
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_RPC_TIMEOUT_S).close()
-    except OSError as error:
-        raise RuntimeUnsupportedError(f"no RPC server answers at {endpoint}: {error.strerror or error}") from None
-    library = api._lib  # noqa: SLF001
-    by_name, address, register = (
-        getattr(library, f"ggml_backend_{name}") for name in ("reg_by_name", "reg_get_proc_address", "register")
-    )
-    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    address.argtypes, address.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p
-    backend = by_name(b"RPC")
-    add = address(backend, b"ggml_backend_rpc_add_server") if backend else None
-    if not add:
-        raise RuntimeUnsupportedError(
-            "this libllama has no RPC back end: build llama.cpp with -DGGML_RPC=ON and name its folder with --library"
-        )
-    # A server that is busy accepts and stays silent, for as long as the other client lasts.
-    waiting = f"still waiting for the RPC server at {endpoint}; it serves one client at a time\n".encode()
-    patience = threading.Timer(_RPC_PATIENCE_S, os.write, (2, waiting))
-    patience.daemon = True
-    patience.start()
-    devices = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(endpoint.encode())
-    patience.cancel()
-    if not devices:
-        raise RuntimeUnsupportedError(f"the RPC server at {endpoint} offers no device (one of another version?)")
-    register.argtypes, register.restype = [ctypes.c_void_p], None
-    register(devices)
-
-
-def _import_api() -> Any:  # noqa: ANN401
-    try:
-        api = importlib.import_module("llama_cpp.llama_cpp")
-    except ImportError as error:
-        raise RuntimeUnsupportedError(f"llama-cpp-python cannot be imported: {error}") from error
-    except (AttributeError, OSError, RuntimeError) as error:
-        # llama_cpp looks every function up while it is imported, and a libllama of another time lacks some.
-        raise RuntimeUnsupportedError(f"llama-cpp-python cannot use this libllama: {error}") from error
-    api.llama_backend_init()
-    if api._lib.ggml_backend_dev_count() == 0:  # noqa: SLF001 (backends as plug-ins, not loaded yet)
-        api._lib.ggml_backend_load_all()  # noqa: SLF001
-    return api
-
-
 class Engine:
     """A loaded model with one working context.
 
@@ -386,13 +108,13 @@ class Engine:
         self.spec = spec
         self.override = Override(spec.override_library) if spec.override_library else None
         self.plain_kernels = PlainKernels(spec.plain_library)
-        self.api = _import_api()
+        self.api = import_api()
         self.plain_kernels.bind()
-        self._log = _Log(self.api)
+        self._log = Log(self.api)
         if self.override:
             self.override.bind(self.library)
         for endpoint in spec.rpc:
-            _add_rpc_server(self.api, endpoint)
+            add_rpc_server(self.api, endpoint)
         self._sampler = self.api.llama_sampler_chain_init(self.api.llama_sampler_chain_default_params())
         self.api.llama_sampler_chain_add(self._sampler, self.api.llama_sampler_init_greedy())
         self._context: int | None = None
@@ -420,7 +142,7 @@ class Engine:
             library=self.library,
             version="llama-cpp-python {}, libllama {}".format(*versions),
             system_info=self.api.llama_print_system_info().decode("utf-8", "replace"),
-            devices=_devices(self.api),
+            devices=devices(self.api),
             buffers=self._log.buffers(),
             override_reached=bool(switched.built),
             switched=switched,
@@ -440,9 +162,9 @@ class Engine:
         if scalar is not None:
             params.kv_overrides = scalar
         # What is said while loading may explain a failure; the chatter of every new context would drown it, and costs.
-        self._log.lowest = _LOG_INFO
+        self._log.lowest = LOG_INFO
         model = self.api.llama_model_load_from_file(self.spec.model.encode(), params)
-        self._log.lowest = _LOG_WARN
+        self._log.lowest = LOG_WARN
         if not model:
             raise RuntimeUnsupportedError(f"libllama cannot load {self.spec.model}")
         self._model, self._uniform = model, uniform
@@ -496,8 +218,8 @@ class Engine:
             loads=self._loads,
         )
 
-    def _attest(self) -> _Witness:
-        witness = _Witness(self.api)
+    def _attest(self) -> Witness:
+        witness = Witness(self.api)
         context = self.new_context(_WITNESS_TOKENS, witness=witness)
         try:
             self._build(context, 1)
@@ -532,7 +254,7 @@ class Engine:
             if status not in (_DECODED, _ABORTED):
                 raise RuntimeFailureError(f"llama_decode failed with status {status} under the new counts")
 
-    def new_context(self, tokens: int, *, sequences: int = 1, witness: _Witness | None = None) -> int:
+    def new_context(self, tokens: int, *, sequences: int = 1, witness: Witness | None = None) -> int:
         """A context with room for ``tokens`` in each of ``sequences`` sequences, each in a cache of its own."""
         params = self.api.llama_context_default_params()
         params.n_ctx = tokens * sequences

@@ -25,7 +25,8 @@ from routing_lab.runtime.base import (
     RuntimeOptions,
     Verified,
 )
-from routing_lab.runtime.engine import Buffer, Device, Loaded, LoadSpec, Switched
+from routing_lab.runtime.engine import Loaded, LoadSpec, Switched
+from routing_lab.runtime.libllama import Buffer, Device
 from routing_lab.runtime.native import override_library, plain_kernels_library
 from routing_lab.runtime.process import ModelProcess
 from routing_lab.runtime.symbols import unfit_reason

@@ -23,7 +23,7 @@ from routing_lab.runtime.base import (
     RuntimeBuild,
     RuntimeOptions,
 )
-from routing_lab.runtime.engine import Device
+from routing_lab.runtime.libllama import Device
 from routing_lab.runtime.llama import default_threads, file_digest, graph_too_large
 from routing_lab.runtime.native import override_library
 from routing_lab.runtime.report import ServerReport
