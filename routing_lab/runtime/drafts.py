@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from routing_lab.errors import RuntimeFailureError
+from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError
 from routing_lab.runtime.completion import Completion, best_two
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ class _Sequence:
 
 
 class DraftBatches:
-    """The context in which drafts are checked under one schedule; made for the longest one so far."""
+    """The context in which drafts are checked under one schedule; made for the longest one so far.
+
+    It holds as many sequences as there is memory for, which is found out once.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._api = engine, engine.api
@@ -118,6 +121,7 @@ class DraftBatches:
         # Neighbours of a batch should be of one length, and llama.cpp wants those still at work to be neighbours.
         sequences.sort(key=lambda one: (min(len(one.draft), one.limit), len(one.prompt)))
         results: dict[int, dict[str, Any]] = {}
+        self._make_room(max(len(one.prompt) + one.limit for one in sequences) + PIECE)
         for start in range(0, len(sequences), self._sequences):
             group = sequences[start : start + self._sequences]
             started, self._spent = time.perf_counter(), 0.0
@@ -130,7 +134,6 @@ class DraftBatches:
         return [results[index] for index in range(len(sequences))]
 
     def _group(self, group: Sequence[_Sequence], tie_margin: float) -> None:
-        self._make_room(max(len(one.prompt) + one.limit for one in group) + PIECE)
         self._api.llama_memory_clear(self._memory, False)
         self._prompts(group, tie_margin)
         with self._engine.plain_kernels.only():
@@ -151,7 +154,15 @@ class DraftBatches:
         if self._context and wanted <= self._room:
             return
         self.close()
-        self._context, self._room = self._engine.new_context(wanted, sequences=self._sequences), wanted
+        while self._context is None:
+            try:
+                self._context = self._engine.new_context(wanted, sequences=self._sequences)
+            except RuntimeUnsupportedError:
+                # A device that the weights nearly fill has no room for eight caches, and fewer still save decoding.
+                if self._sequences == 1:
+                    raise
+                self._sequences //= 2
+        self._room = wanted
 
     # ---- prompts ---------------------------------------------------------------------------------------------------
 

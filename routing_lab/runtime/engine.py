@@ -286,7 +286,6 @@ class Engine:
     def _free_batches(self) -> None:
         if self._batches:
             self._batches.close()
-            self._batches = None
 
     def _free_context(self) -> None:
         self._free_batches()
