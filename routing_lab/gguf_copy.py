@@ -39,6 +39,7 @@ LABEL_KEY: Final = "routing_lab.schedule"
 """The metadata key of a copy under which schedule, certificate and the digest of the original are named."""
 
 _CONTEXT_TOKENS: Final = 256  # one token is decoded
+_SUM_TOO_LONG: Final = "GGML_ASSERT(view_src == NULL"  # a view of an expert's output beyond those that are there
 _HEADER_ROOM: Final = 2**20  # what a copy may be larger than its original
 _SHARD = re.compile(r".+-00001-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 
@@ -237,16 +238,22 @@ def _attest(path: Path, wanted: Mapping[int, int], facts: ModelFacts) -> str:
             assert dict(found.selected) == dict(found.summed) == dict(wanted)  # noqa: S101 - apply compares them
             return runtime.build.version
     except AttestationError as error:
-        detail = str(error).removeprefix("attestation failed: ")
-        raise RuntimeUnsupportedError(
-            "no copy was kept: this libllama does not honour a count per block from the file of a "
-            f"{facts.architecture} model: {detail}; export it for the preload library (--format shell, systemd, "
-            "compose, python), or take a uniform schedule"
-        ) from None
+        raise _refusal(facts, str(error).removeprefix("attestation failed: ")) from None
     except RuntimeUnsupportedError as error:
         raise RuntimeUnsupportedError(f"no copy was kept: {str(error).replace(str(path), path.name)}") from None
     except RuntimeFailureError as error:
+        if _SUM_TOO_LONG in error.log_tail:
+            detail = "it ends with a failed assertion, as a block does that sums more experts than its router selects"
+            raise _refusal(facts, detail) from None
         raise RuntimeFailureError(f"no copy was kept: {error}", error.log_tail) from None
+
+
+def _refusal(facts: ModelFacts, detail: str) -> RuntimeUnsupportedError:
+    return RuntimeUnsupportedError(
+        "no copy was kept: this libllama does not honour a count per block from the file of a "
+        f"{facts.architecture} model: {detail}; export it for the preload library (--format shell, systemd, compose, "
+        "python), or take a uniform schedule"
+    )
 
 
 def _served(made: Export, copy: Path, digest: str, runtime: str) -> Export:

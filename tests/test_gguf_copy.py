@@ -287,14 +287,20 @@ def test_a_split_model_becomes_a_split_copy(nemotron: ModelFacts, tmp_path: Path
 
 
 @pytest.mark.model
-def test_where_the_graph_selects_otherwise_no_copy_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({3: 4, 4: 4, 5: 4}, "block 3 should consult 4 experts, the graph consults 8"),
+        ({0: 4}, "sums more experts than its router selects"),
+    ],
+    ids=["less than in block 0", "more than in block 0"],
+)
+def test_where_the_graph_selects_otherwise_no_copy_is_kept(counts: dict[int, int], said: str, tmp_path: Path) -> None:
     facts = ModelFacts.read(demo.model_path())
     done: list[str] = []
-    made = made_from(facts, {3: 4, 4: 4, 5: 4})
-    with pytest.raises(RuntimeUnsupportedError) as caught:
+    made = made_from(facts, counts)
+    with pytest.raises(RuntimeUnsupportedError, match=f"no copy was kept.* qwen3moe model: .*{said}"):
         write_copy(made, facts, tmp_path / "copy.gguf", on_progress=lambda doing, _count: done.append(doing))
-    assert "block 3 should consult 4 experts, the graph consults 8" in str(caught.value)
-    assert "no copy was kept" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert done == ["trying the counts on a copy without weights"], "and nothing was copied to find that out"
 
@@ -343,9 +349,17 @@ def cut(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.model
-def test_the_command_says_what_it_wrote_and_how_to_serve_it(
-    nemotron: ModelFacts, cut: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_needs_no_override_library_and_says_what_it_wrote_and_how_to_serve_it(
+    nemotron: ModelFacts,
+    cut: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def missing() -> Path:
+        raise RuntimeUnsupportedError("not built")
+
+    monkeypatch.setattr("routing_lab.runtime.native.override_library", missing)
     words = ("--schedule", cut("1: 2, 3: 8"), "--unvalidated", "--model", nemotron.files[0], "--format", "gguf")
     assert run(*words, "-o", tmp_path / "copy.gguf", "--json") == 0
     document = json.loads(capsys.readouterr().out)
@@ -371,6 +385,7 @@ def test_the_command_ends_with_4_and_leaves_nothing_where_the_counts_are_not_hon
     [
         (["--format", "gguf"], "needs -o FILE"),
         (["-o", "serve.sh"], "every other form is printed"),
+        (["--format", "python", "--rpc", "127.0.0.1:1"], "--rpc names devices for a server"),
         (["--format", "gguf", "-o", "x.gguf", "--run"], "--run proves a printed command"),
     ],
 )

@@ -116,6 +116,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--llama-server names what --run starts; give both or neither")
     if (args.format == GGUF) is (args.output is None):
         raise UsageError("--format gguf writes a file and needs -o FILE; every other form is printed, without -o")
+    if args.format == "python" and args.rpc:
+        raise UsageError(
+            "--rpc names devices for a server, and --format python runs the library in process; leave it out"
+        )
     if args.format == GGUF and args.prove:
         raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
 
