@@ -99,7 +99,7 @@ def _label(made: Export) -> str:
 def read_copy(path: Path, facts: ModelFacts) -> Schedule:
     """The schedule that a copy of the model ``facts`` has as its own counts.
 
-    Raises ``UserFileError`` for a file that is no copy of it, ``ValueError`` never.
+    Raises ``UserFileError`` for a file that is no copy of it.
     """
     copy = ModelFacts.read(path)
     same = ("architecture", "blocks", "routed_blocks", "experts", "parameters")
