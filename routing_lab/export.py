@@ -34,7 +34,10 @@ UNVALIDATED: Final = "UNVALIDATED"
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How the server is to run: ``context_tokens`` are shared by its slots, ``threads`` ``None`` is its own choice."""
+    """How the server is to run: ``context_tokens`` are shared by its slots, ``threads`` ``None`` is its own choice.
+
+    ``rpc_servers`` (``host:port``) lend their devices.
+    """
 
     placement: Placement = Placement()  # noqa: RUF009 - frozen
     context_tokens: int = 4096
@@ -43,6 +46,7 @@ class ServerSettings:
     parallel: int = 1
     host: str = "127.0.0.1"
     port: int = 8080
+    rpc_servers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, certificate: Certificate) -> ServerSettings:
@@ -53,9 +57,8 @@ class ServerSettings:
     @property
     def flags(self) -> tuple[str, ...]:
         """The settings that ``server_command`` has no word for, as llama-server flags."""
-        if self.kv_type == "f16":
-            return ()
-        return ("--cache-type-k", self.kv_type, "--cache-type-v", self.kv_type)
+        cache = () if self.kv_type == "f16" else ("--cache-type-k", self.kv_type, "--cache-type-v", self.kv_type)
+        return (*cache, *(("--rpc", ",".join(self.rpc_servers)) if self.rpc_servers else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def export(
     library: Path | None = None,
     settings: ServerSettings | None = None,
     port: int | None = None,
+    rpc_servers: tuple[str, ...] = (),
 ) -> Export:
     """Export the schedule of a certificate, or another schedule that the caller takes the responsibility for.
 
@@ -172,6 +176,7 @@ def export(
         library: The override library to preload (``None``: not built; only uniform schedules can be exported then).
         settings: How the server runs; by default as the certificate says.
         port: Where it listens, instead of where the settings say.
+        rpc_servers: RPC servers that lend their devices, instead of those of the settings; a certificate names none.
 
     Raises:
         UsageError: Neither certificate nor schedule; no certificate covers the schedule on this model (unless
@@ -192,6 +197,8 @@ def export(
         settings = ServerSettings() if certificate is None else ServerSettings.of(certificate)
     if port is not None:
         settings = replace(settings, port=port)
+    if rpc_servers:
+        settings = replace(settings, rpc_servers=rpc_servers)
     return _render(schedule, facts, certificate, certificate_file=certificate_file, library=library, settings=settings)
 
 

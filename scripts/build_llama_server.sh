@@ -9,6 +9,7 @@
 set -eu
 
 version=0.3.36
+digest=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 root=$(cd "$(dirname "$0")/.." && pwd)
 place=$root/.cache/llama.cpp-$version
 cache=${LLAMA_CPP_CACHE:-$place}
@@ -19,6 +20,11 @@ complete() {
     for program in $programs; do
         test -x "$1/bin/$program" || return 1
     done
+}
+
+fetch() {
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes \
+        --dest "$work" --requirement "$work/requirement.txt" "$@"
 }
 
 mkdir -p "$root/.cache" "$(dirname "$cache")"
@@ -44,8 +50,21 @@ archive=$work/llama_cpp_python-$version.tar.gz
 mkdir -p "$work"
 if [ ! -f "$archive" ]; then
     echo "fetching the source of llama-cpp-python $version"
-    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest "$work" \
-        "llama-cpp-python==$version"
+    # pip asks every source it downloads for its metadata, and that of this one sets up a build for minutes. So it gets
+    # a stand-in for the build program that knows the answer.
+    mkdir -p "$work/stand-in/scikit_build_core"
+    : >"$work/stand-in/scikit_build_core/__init__.py"
+    cat >"$work/stand-in/scikit_build_core/build.py" <<EOF
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    import os
+    name = "llama_cpp_python-$version.dist-info"
+    os.mkdir(os.path.join(folder, name))
+    with open(os.path.join(folder, name, "METADATA"), "w") as file:
+        print("Metadata-Version: 2.1", "Name: llama_cpp_python", "Version: $version", sep=chr(10), file=file)
+    return name
+EOF
+    echo "llama-cpp-python==$version --hash=sha256:$digest" >"$work/requirement.txt"
+    PYTHONPATH="$work/stand-in" fetch --no-build-isolation || fetch
 fi
 source=$work/llama_cpp_python-$version/vendor/llama.cpp
 if [ ! -f "$source/CMakeLists.txt" ]; then

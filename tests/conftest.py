@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,11 @@ import pytest
 from hypothesis import settings
 
 from routing_lab.runtime.server_binary import BUILT_BY_MAKE
+
+# Whoever runs the tests in the background of a script has Ctrl-C ignored in them and in every process that they start,
+# and the tests of Ctrl-C would wait for what cannot come.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine the time of one example says nothing about the code.
 settings.register_profile("busy machine", deadline=None)

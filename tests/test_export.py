@@ -150,6 +150,15 @@ def test_the_command_runs_the_model_as_it_was_certified(facts: ModelFacts) -> No
     assert made.notes == ()
 
 
+def test_rpc_servers_are_named_in_the_command(facts: ModelFacts) -> None:
+    certificate = certify(facts, MIXED, placement=Placement(gpu_layers=7))
+    made = export(facts, certificate=certificate, library=LIBRARY, rpc_servers=("10.0.0.7:50052", "h:1"))
+    argv = list(made.command.argv)
+    assert argv[argv.index("--rpc") + 1] == "10.0.0.7:50052,h:1"
+    assert parse_server_command(made.command.shell(), facts).resolve(facts) == MIXED.resolve(facts)
+    assert "--rpc" not in export(facts, certificate=certificate, library=LIBRARY).command.argv
+
+
 def test_a_server_that_differs_from_the_acceptance_run_is_noted(facts: ModelFacts) -> None:
     certificate = certify(facts, MIXED)
     settings = replace(ServerSettings.of(certificate), placement=Placement(gpu_layers=9), kv_type="f32", parallel=4)

@@ -40,6 +40,7 @@ RANKS = {
     "sweep": 9,
     "export": 10,
     "renderings": 10.5,  # other forms of the same export
+    "gguf_copy": 10.5,
     "prove": 10,
     "report": 10,
     "cli": 11,

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.output import activity, print_json, say_error
+from routing_lab.cli.files import check_outputs
+from routing_lab.cli.output import activity, print_json, progress_console, say_error
 from routing_lab.errors import NothingAcceptedError, RuntimeUnsupportedError, UsageError
+from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
     from routing_lab.export import Export
+    from routing_lab.gguf_copy import GgufCopy
+    from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
     from routing_lab.prove import Proof
+
+GGUF = "gguf"
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -40,10 +46,19 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shell", "ini", "systemd", "compose", "python"),
+        choices=("shell", "ini", "systemd", "compose", "python", GGUF),
         default="shell",
-        help="a shell script, a models preset, a systemd user unit, a compose service, or a Python program "
-        "(default: %(default)s)",
+        help="a shell script, a models preset, a systemd user unit, a compose service, a Python program, or a copy of "
+        "the model with the counts in it, kept only where llama.cpp honours them by itself (default: %(default)s)",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="GGUF", help="file to write with --format gguf")
+    parser.add_argument(
+        "--rpc",
+        action="append",
+        type=options.endpoint,
+        default=[],
+        metavar="HOST:PORT",
+        help="the server uses the devices of an RPC server",
     )
     parser.add_argument("--port", type=options.port, metavar="N", help="where the server listens (default: 8080)")
     proof = parser.add_argument_group("prove it")
@@ -63,32 +78,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the export; a schedule without a certificate is a usage error unless the user insists.
 
     With ``--run`` what the server did follows as comments; exit code 4 where it did not run the schedule, 5 where it
-    did and the probe got a wrong answer.
+    did and the probe got a wrong answer. With ``--format gguf`` exit code 4 where llama.cpp does not honour the counts.
     """
-    from routing_lab.certificate import Certificate
-    from routing_lab.export import export
     from routing_lab.renderings import FORMATS
-    from routing_lab.runtime.native import override_library
 
-    if args.certificate is None and args.schedule is None:
-        raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
-    if args.llama_server is not None and not args.prove:
-        raise UsageError("--llama-server names what --run starts; give both or neither")
+    _check(args)
     probes = options.probe_set(args) if args.prove else None
-    certificate = None if args.certificate is None else Certificate.load(args.certificate)
-    schedule = options.load_schedules([args.schedule])[0] if args.schedule else None
-    library = None
-    with contextlib.suppress(RuntimeUnsupportedError):
-        library = override_library()  # a uniform schedule needs none; export says so where one is needed
-    result = export(
-        options.read_facts(args),
-        certificate=certificate,
-        certificate_file=args.certificate,
-        schedule=schedule,
-        unvalidated=args.unvalidated,
-        library=library,
-        port=args.port,
-    )
+    facts = options.read_facts(args)
+    result = _export(args, facts)
+    if args.format == GGUF:
+        return _copy(args, result, facts)
     proof = None if probes is None else _prove(args, result, probes)
     if args.json:
         print_json(result.to_dict() | ({} if proof is None else {"proof": proof.to_dict()}))
@@ -103,6 +102,79 @@ def run(args: argparse.Namespace) -> int:
     except NothingAcceptedError as error:
         return say_error(error)  # the export itself is printed already
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: There is nothing to export, or an option needs or excludes another one.
+    """
+    if args.certificate is None and args.schedule is None:
+        raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
+    if args.llama_server is not None and not args.prove:
+        raise UsageError("--llama-server names what --run starts; give both or neither")
+    if (args.format == GGUF) is (args.output is None):
+        raise UsageError("--format gguf writes a file and needs -o FILE; every other form is printed, without -o")
+    if args.format == "python" and args.rpc:
+        raise UsageError(
+            "--rpc names devices for a server, and --format python runs the library in process; leave it out"
+        )
+    if args.format == GGUF and args.prove:
+        raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
+
+
+def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
+    from routing_lab.certificate import Certificate
+    from routing_lab.export import export
+    from routing_lab.runtime.native import override_library
+
+    certificate = None if args.certificate is None else Certificate.load(args.certificate)
+    schedule = options.load_schedules([args.schedule])[0] if args.schedule else None
+    # A copy of the model needs no library, and its command names none.
+    library = Path("none") if args.format == GGUF else None
+    with contextlib.suppress(RuntimeUnsupportedError):
+        library = override_library()  # a uniform schedule needs none; export says so where one is needed
+    return export(
+        facts,
+        certificate=certificate,
+        certificate_file=args.certificate,
+        schedule=schedule,
+        unvalidated=args.unvalidated,
+        library=library,
+        port=args.port,
+        rpc_servers=tuple(args.rpc),
+    )
+
+
+def _copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> int:
+    from routing_lab.gguf_copy import check_targets
+
+    check_outputs(args, inputs=facts.files)
+    check_targets(args.output, facts)
+    copy = _write_copy(args, made, facts)
+    if args.json:
+        print_json(copy.to_dict())
+    else:
+        print(copy.made.text(), end="")
+    return 0
+
+
+def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> GgufCopy:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from routing_lab.gguf_copy import write_copy
+
+    sizes = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), *sizes)
+    with unwinding(), Progress(*columns, console=progress_console(), transient=True) as progress:
+        task = progress.add_task("", total=facts.size_bytes)
+        return write_copy(
+            made,
+            facts,
+            args.output,
+            on_progress=lambda doing, count: progress.update(task, description=doing, advance=count),
+        )
 
 
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:

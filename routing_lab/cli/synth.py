@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from routing_lab.synth import Shape
 
 # Spelt out here, so that --help need not load what writes a model; a test compares.
-SHAPES = ("qwen3moe-30b-a3b", "qwen35moe-35b-a3b", "deepseek2-v2-lite")
+SHAPES = ("qwen3moe-30b-a3b", "qwen35moe-35b-a3b", "deepseek2-v2-lite", "nemotron-h-moe-30b-a3b")
 TYPES = ("q4_0", "q8_0")
 
 

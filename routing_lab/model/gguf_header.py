@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 
 from routing_lab.files import open_file
 
-__all__ = ["CorruptHeaderError", "GgufHeader", "TensorInfo", "read_header"]
+__all__ = ["CorruptHeaderError", "GgufHeader", "TensorInfo", "aligned", "read_header"]
 
 MAX_METADATA: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 18
@@ -63,11 +63,18 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata (texts, numbers, short arrays of numbers as tuples, other arrays as ``None``) and tensors of a file."""
+    """Metadata (texts, numbers, short arrays of numbers as tuples, other arrays as ``None``) and tensors of a file.
+
+    ``places`` says where in the file each metadata entry begins and ends. The header, list of tensors included, ends at
+    ``end``; the tensors' data begin at the next multiple of ``alignment``.
+    """
 
     metadata: Mapping[str, object]
     tensors: tuple[TensorInfo, ...]
     size_bytes: int
+    places: Mapping[str, tuple[int, int]]
+    end: int
+    alignment: int
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -77,9 +84,10 @@ def read_header(path: Path) -> GgufHeader:
         file.seek(0)
         reader = _Reader(file, size_bytes)
         tensor_count, metadata_count = _read_preamble(reader)
-        metadata = _read_metadata(reader, metadata_count)
-        tensors = _read_tensors(reader, tensor_count, _alignment(metadata))
-    return GgufHeader(metadata, tensors, size_bytes)
+        metadata, places = _read_metadata(reader, metadata_count)
+        alignment = _alignment(metadata)
+        tensors = _read_tensors(reader, tensor_count, alignment)
+    return GgufHeader(metadata, tensors, size_bytes, places, reader.position, alignment)
 
 
 class _Reader:
@@ -163,14 +171,17 @@ def _read_preamble(reader: _Reader) -> tuple[int, int]:
     return tensor_count, metadata_count
 
 
-def _read_metadata(reader: _Reader, count: int) -> dict[str, object]:
+def _read_metadata(reader: _Reader, count: int) -> tuple[dict[str, object], dict[str, tuple[int, int]]]:
     metadata: dict[str, object] = {}
+    places: dict[str, tuple[int, int]] = {}
     for index in range(count):
+        start = reader.position
         key = reader.name(f"the key of metadata entry {index}")
         if key in metadata:
             raise CorruptHeaderError(f"has the metadata key {key!r} twice")
         metadata[key] = _read_value(reader, reader.number("<I", f"the type of {key!r}"), f"metadata {key!r}")
-    return metadata
+        places[key] = start, reader.position
+    return metadata, places
 
 
 def _read_value(reader: _Reader, kind: int, what: str) -> object:
@@ -220,8 +231,8 @@ def _read_tensors(reader: _Reader, count: int, alignment: int) -> tuple[TensorIn
             )
         tensors[tensor.name] = tensor
         end_bytes = offset + tensor.size_bytes
-        expected_offset = _aligned(end_bytes, alignment)
-    needed_bytes = _aligned(reader.position, alignment) + end_bytes if tensors else 0
+        expected_offset = aligned(end_bytes, alignment)
+    needed_bytes = aligned(reader.position, alignment) + end_bytes if tensors else 0
     if needed_bytes > reader.size_bytes:
         raise CorruptHeaderError(
             f"is cut off (an unfinished download?): its tensors need {needed_bytes} bytes, it has {reader.size_bytes}"
@@ -260,5 +271,6 @@ def _tensor_types() -> Mapping[int, tuple[str, int, int]]:
     return {int(kind): (kind.name, elements, size) for kind, (elements, size) in GGML_QUANT_SIZES.items()}
 
 
-def _aligned(position: int, alignment: int) -> int:
+def aligned(position: int, alignment: int) -> int:
+    """The next multiple of ``alignment``, ``position`` itself where it is one."""
     return (position + alignment - 1) // alignment * alignment

@@ -17,10 +17,12 @@ from routing_lab.errors import RuntimeFailureError
 from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, WATCH_ENV
 from routing_lab.runtime import channel
 
-__all__ = ["LogTail", "ModelProcess", "ending"]
+__all__ = ["LAST_BREATH_S", "LogTail", "ModelProcess", "ending"]
 
 _LOG_BYTES = 16_384
 _END_S = 30.0
+LAST_BREATH_S = 10.0
+"""From a process's last word to its end; a busy machine that also writes a core takes seconds."""
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -130,7 +132,7 @@ class ModelProcess:
 
     def _how_it_ended(self) -> str:
         try:
-            code = self._process.wait(timeout=1.0)
+            code = self._process.wait(timeout=LAST_BREATH_S)
         except subprocess.TimeoutExpired:
             return "the model's process closed its line"
         return f"the model's process {ending(code)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ _STREAM_TEXT = "0 1 2 3 4 5 6 7 8 9 + - = the of and to in"
 _PRELOADED: Final = Path("named-by-the-process")
 """Keeps the counts out of the argument list; ``ServerProcess`` makes the environment."""
 _WITNESS_PROMPT, _WITNESS_TOKENS = 4, 2
+_RPC_TIMEOUT_S = 10.0
 
 
 class ServerRuntime:
@@ -82,8 +84,6 @@ class ServerRuntime:
             raise UsageError("a llama-server loads its own libllama; name the server instead of a library folder")
         if given.override == "off":
             raise UsageError("a llama-server cannot be attested without the override; leave it on")
-        if given.rpc_servers or not given.mmap:
-            raise UsageError("RPC devices and loading without mmap work in process only; leave out --rpc")
         self._options = replace(given, threads=given.threads or default_threads(self._facts))
         self._options.placement.check(self._facts)
         self._binary = find_server(binary)
@@ -252,6 +252,10 @@ class ServerRuntime:
         extra += ["--cache-type-k", options.kv_type, "--cache-type-v", options.kv_type]
         extra += ["--cache-ram", "0", "--ctx-checkpoints", "0", "--no-context-shift", "--spec-type", "none"]
         extra += ["--no-warmup", "--offline"]
+        if options.rpc_servers:
+            extra += ["--rpc", ",".join(options.rpc_servers)]
+        if not options.mmap:
+            extra += ["--load-mode", "none"]
         return server_command(
             self._facts.files[0],
             Schedule.baseline(self._facts),
@@ -267,6 +271,8 @@ class ServerRuntime:
         ).argv
 
     def _start(self) -> None:
+        for endpoint in self._options.rpc_servers:
+            _require_rpc_server(endpoint)
         try:
             self._process = ServerProcess(
                 self._command,
@@ -277,6 +283,12 @@ class ServerRuntime:
             )
         except RuntimeUnsupportedError as error:
             raise RuntimeUnsupportedError(f"llama-server cannot serve {self._facts.files[0]}: {error}") from None
+        except RuntimeFailureError as error:
+            if not self._options.rpc_servers:
+                raise
+            served = ", ".join(self._options.rpc_servers)
+            message = f"{error} (with devices of {served}; an RPC server serves one client at a time)"
+            raise RuntimeFailureError(message, error.log_tail) from None
         self._starts += 1
         room = self._request("/props")["default_generation_settings"]["n_ctx"]
         if room < self._options.context_tokens:
@@ -374,6 +386,15 @@ class ServerRuntime:
 
 
 _FINISH: Final[Mapping[str, FinishReason]] = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+def _require_rpc_server(endpoint: str) -> None:
+    """Refuse a server that is not there: llama-server ends with a failed assertion then, and says too little."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_RPC_TIMEOUT_S).close()
+    except OSError as error:
+        raise RuntimeUnsupportedError(f"no RPC server answers at {endpoint}: {error.strerror or error}") from None
 
 
 def _text(text: str) -> str:

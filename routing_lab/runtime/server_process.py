@@ -19,7 +19,7 @@ from typing import Any, Final
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError
 from routing_lab.model import FrozenMap
 from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, PRELOAD_ENV, WATCH_ENV, render_control
-from routing_lab.runtime.process import LogTail, ending
+from routing_lab.runtime.process import LAST_BREATH_S, LogTail, ending
 from routing_lab.runtime.report import ServerReport, listening_processes, read_report
 
 __all__ = ["HOST", "ServerProcess"]
@@ -252,7 +252,7 @@ class ServerProcess:
 
     def _how_it_ended(self) -> str:
         try:
-            return f"llama-server {ending(self._process.wait(timeout=1.0))}"
+            return f"llama-server {ending(self._process.wait(timeout=LAST_BREATH_S))}"
         except subprocess.TimeoutExpired:
             return "llama-server broke off its answer"
 

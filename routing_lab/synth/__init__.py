@@ -5,10 +5,12 @@ A decode costs what the shape costs, whatever the weights say; only answers need
 
 from routing_lab.synth.shapes import (
     DEEPSEEK_V2_LITE,
+    NEMOTRON_3_NANO_30B_A3B,
     QWEN3_30B_A3B,
     QWEN35_35B_A3B,
     SHAPES,
     Deepseek2,
+    NemotronHMoe,
     Qwen3Moe,
     Qwen35Moe,
     Shape,
@@ -19,11 +21,13 @@ from routing_lab.synth.writer import check_room, model_name, weight_bytes, write
 
 __all__ = [
     "DEEPSEEK_V2_LITE",
+    "NEMOTRON_3_NANO_30B_A3B",
     "QWEN3_30B_A3B",
     "QWEN35_35B_A3B",
     "SHAPES",
     "WEIGHT_TYPES",
     "Deepseek2",
+    "NemotronHMoe",
     "Qwen3Moe",
     "Qwen35Moe",
     "Shape",

@@ -1,7 +1,7 @@
 """Hyperparameters of published mixture-of-experts models, and the tensors and metadata that llama.cpp expects of them.
 
 The numbers are those of each model's ``config.json``; names and layouts of tensors and metadata are those that
-llama.cpp's loaders ask for (``src/models/qwen3moe.cpp``, ``qwen35moe.cpp``, ``deepseek2.cpp``).
+llama.cpp's loaders ask for (``src/models/qwen3moe.cpp``, ``qwen35moe.cpp``, ``deepseek2.cpp``, ``nemotron-h.cpp``).
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from routing_lab.synth.tokenizer import FEWEST_TOKENS
 
 __all__ = [
     "DEEPSEEK_V2_LITE",
+    "NEMOTRON_3_NANO_30B_A3B",
     "QWEN3_30B_A3B",
     "QWEN35_35B_A3B",
     "SHAPES",
     "Deepseek2",
     "Metadata",
+    "NemotronHMoe",
     "Qwen3Moe",
     "Qwen35Moe",
     "Shape",
     "TensorPlan",
 ]
 
-Metadata: TypeAlias = Mapping[str, int | float | str | list[int]]
+Metadata: TypeAlias = Mapping[str, int | float | str | bool | list[int]]
 
 ROW_STEP: Final = 32
 """A row of a quantised matrix is a whole number of blocks of 32 weights, so every scaled length is a multiple."""
@@ -89,6 +91,8 @@ class Shape(ABC):
     """Fields that grow with the width of a model. Head sizes, ranks and kernels are the same at every width."""
     scaled_heads: ClassVar[tuple[tuple[str, str], ...]]
     """Pairs of fields that grow with the width, the first a multiple of the second."""
+    expert_matrices: ClassVar[int] = 3
+    """Of one expert: gate, up and down, or up and down alone."""
 
     name: str
     source: str
@@ -135,8 +139,13 @@ class Shape(ABC):
 
     @property
     def dense_blocks(self) -> int:
-        """Blocks at the beginning without routed experts."""
+        """Blocks of the main pass without routed experts."""
         return 0
+
+    @property
+    def fewest_blocks(self) -> int:
+        """Blocks of the smallest model with this pattern."""
+        return self.dense_blocks + 1 + self.mtp_blocks
 
     @property
     def parameters(self) -> int:
@@ -153,7 +162,7 @@ class Shape(ABC):
     def active_parameters(self) -> int:
         """Parameters behind one token of the main pass: without experts that it does not consult, and without MTP."""
         idle = self.experts - self.experts_used
-        per_block = 3 * self.embedding_length * self.expert_length * idle
+        per_block = self.expert_matrices * self.embedding_length * self.expert_length * idle
         routed = self.blocks - self.mtp_blocks - self.dense_blocks
         return self.parameters - self.mtp_parameters - routed * per_block
 
@@ -174,9 +183,8 @@ class Shape(ABC):
         """
         blocks, experts = blocks or self.blocks, experts or self.experts
         vocabulary = vocabulary or self.vocabulary
-        fewest = self.dense_blocks + 1 + self.mtp_blocks
-        if not fewest <= blocks <= MOST_BLOCKS:
-            raise UsageError(f"{self.name} can have {fewest} to {MOST_BLOCKS} blocks, not {blocks}")
+        if not self.fewest_blocks <= blocks <= MOST_BLOCKS:
+            raise UsageError(f"{self.name} can have {self.fewest_blocks} to {MOST_BLOCKS} blocks, not {blocks}")
         if not 1 <= experts <= MOST_EXPERTS:
             raise UsageError(f"a model can have 1 to {MOST_EXPERTS} experts, not {experts}")
         if vocabulary < FEWEST_TOKENS:
@@ -372,7 +380,7 @@ class Deepseek2(Shape):
 
     @property
     def dense_blocks(self) -> int:
-        """Blocks at the beginning without routed experts."""
+        """Blocks of the main pass without routed experts: the first ones."""
         return self.leading_dense
 
     def _own_metadata(self) -> Metadata:
@@ -412,6 +420,100 @@ class Deepseek2(Shape):
         else:
             yield from self._routed_experts()
             yield from self._feed_forward("_shexp", self.shared_experts * self.expert_length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemotronHMoe(Shape):
+    """``nemotron_h_moe``: every block is one thing alone, a Mamba-2 mixer, full attention, or routed experts.
+
+    Experts have no gate, and a shared one stands beside them. No position is encoded.
+    """
+
+    architecture: ClassVar[str] = "nemotron_h_moe"
+    scaled_lengths: ClassVar[tuple[str, ...]] = ("embedding_length", "expert_length", "shared_length")
+    scaled_heads: ClassVar[tuple[tuple[str, str], ...]] = (("heads", "kv_heads"), ("state_heads", "state_groups"))
+    expert_matrices: ClassVar[int] = 2
+
+    pattern: str
+    """``M`` for a mixer, ``*`` for attention, ``E`` for experts; fewer blocks are its beginning, more begin it anew."""
+    kv_heads: int
+    head_length: int
+    shared_length: int
+    experts_scale: float
+    state_heads: int
+    state_groups: int
+    state_head_length: int
+    state_length: int
+    state_kernel: int
+
+    @property
+    def dense_blocks(self) -> int:
+        """Blocks of the main pass without routed experts, spread over all of it."""
+        return sum(self._kind(block) != "E" for block in range(self.blocks))
+
+    @property
+    def fewest_blocks(self) -> int:
+        """Blocks of the smallest model that has all three kinds."""
+        return max(self.pattern.index(kind) for kind in "M*E") + 1
+
+    def _kind(self, block: int) -> str:
+        return self.pattern[block % len(self.pattern)]
+
+    def _own_metadata(self) -> Metadata:
+        kinds = [self._kind(block) for block in range(self.blocks)]
+        return {
+            # Which of the three a block is, llama.cpp knows by where these two are zero.
+            "attention.head_count_kv": [self.kv_heads if kind == "*" else 0 for kind in kinds],
+            "feed_forward_length": [self.expert_length if kind == "E" else 0 for kind in kinds],
+            "attention.key_length": self.head_length,
+            "attention.value_length": self.head_length,
+            "attention.layer_norm_epsilon": self.norm_epsilon,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": self.shared_length,
+            "expert_group_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": self.experts_scale,
+            "ssm.conv_kernel": self.state_kernel,
+            "ssm.inner_size": self._inner,
+            "ssm.state_size": self.state_length,
+            "ssm.time_step_rank": self.state_heads,
+            "ssm.group_count": self.state_groups,
+        }
+
+    @property
+    def _inner(self) -> int:
+        return self.state_heads * self.state_head_length
+
+    def _block(self, block: int) -> Iterator[TensorPlan]:
+        yield _norm("attn_norm", self.embedding_length)
+        kind = self._kind(block)
+        if kind == "M":
+            yield from self._mixer()
+        elif kind == "*":
+            yield _matrix("attn_q", self.heads * self.head_length, self.embedding_length)
+            yield _matrix("attn_k", self.kv_heads * self.head_length, self.embedding_length)
+            yield _matrix("attn_v", self.kv_heads * self.head_length, self.embedding_length)
+            yield _matrix("attn_output", self.embedding_length, self.heads * self.head_length)
+        else:
+            yield _router("ffn_gate_inp", self.experts, self.embedding_length)
+            yield TensorPlan("exp_probs_b.bias", (self.experts,), -0.1, 0.1, exact=True)
+            yield _matrix("ffn_up_exps", self.experts, self.expert_length, self.embedding_length)
+            yield _matrix("ffn_down_exps", self.experts, self.embedding_length, self.expert_length)
+            yield _matrix("ffn_up_shexp", self.shared_length, self.embedding_length)
+            yield _matrix("ffn_down_shexp", self.embedding_length, self.shared_length)
+
+    def _mixer(self) -> Iterator[TensorPlan]:
+        inner, heads = self._inner, self.state_heads
+        mixed = inner + 2 * self.state_groups * self.state_length
+        yield _matrix("ssm_in", inner + mixed + heads, self.embedding_length)
+        yield _router("ssm_conv1d", mixed, self.state_kernel)
+        yield TensorPlan("ssm_conv1d.bias", (mixed,), -0.1, 0.1, exact=True)
+        # The ranges of the linear attention above: a state that forgets and never grows.
+        yield TensorPlan("ssm_dt.bias", (heads,), -5.0, -3.0, exact=True)
+        yield TensorPlan("ssm_a", (heads, 1), -4.0, -0.25, exact=True)
+        yield TensorPlan("ssm_d", (heads, 1), 0.9, 1.1, exact=True)
+        yield TensorPlan("ssm_norm.weight", (self.state_groups, inner // self.state_groups), 0.9, 1.1, exact=True)
+        yield _matrix("ssm_out", self.embedding_length, inner)
 
 
 QWEN3_30B_A3B: Final = Qwen3Moe(
@@ -484,5 +586,32 @@ DEEPSEEK_V2_LITE: Final = Deepseek2(
     norm_epsilon=1e-6,
 )
 
-SHAPES: Final[Mapping[str, Shape]] = {shape.name: shape for shape in (QWEN3_30B_A3B, QWEN35_35B_A3B, DEEPSEEK_V2_LITE)}
+NEMOTRON_3_NANO_30B_A3B: Final = NemotronHMoe(
+    name="nemotron-h-moe-30b-a3b",
+    source="config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    blocks=52,
+    pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    embedding_length=2688,
+    heads=32,
+    kv_heads=2,
+    head_length=128,
+    experts=128,
+    experts_used=6,
+    expert_length=1856,
+    shared_length=3712,
+    experts_scale=2.5,
+    state_heads=64,
+    state_groups=8,
+    state_head_length=64,
+    state_length=128,
+    state_kernel=4,
+    vocabulary=131072,
+    context_length=262144,
+    rope_base=1e4,
+    norm_epsilon=1e-5,
+)
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    shape.name: shape for shape in (QWEN3_30B_A3B, QWEN35_35B_A3B, DEEPSEEK_V2_LITE, NEMOTRON_3_NANO_30B_A3B)
+}
 """Every shape by its name."""

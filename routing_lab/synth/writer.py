@@ -102,7 +102,8 @@ def _describe(writer: GGUFWriter, shape: Shape, kind: WeightType, seed: int) -> 
     """Everything in front of the weights."""
     import gguf
 
-    types = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+    kinds = gguf.GGUFValueType
+    types = {int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, bool: kinds.BOOL}
     file_types = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
     exact, matrix = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[kind.upper()]
     writer.add_name(model_name(shape, kind, seed))

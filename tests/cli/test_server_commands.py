@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rpcserver import llama_bin, rpc_server
 from test_commands import DEMO_SCHEDULES, fails, run_json
 
 from routing_lab import demo
@@ -78,6 +79,24 @@ def test_a_search_of_ten_trials_and_its_acceptance_name_the_server(
     assert code in {0, 5}
     if code == 0:
         assert Certificate.load(certificate).runtime.name == "llama-server"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with rpc_server(llama_bin()) as device:
+        yield device.endpoint
+
+
+@pytest.mark.model
+def test_the_server_takes_the_devices_of_an_rpc_server(
+    llama_server: Path, few_probes: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = ("--rpc", endpoint, "--gpu-layers", "99", "--host-experts", "2-3")
+    words = ("probes", "check", few_probes, "--context", "512", *SERVER, llama_server)
+    code, report = run_json(capsys, *words, *placed)
+    assert code == 0
+    gate = next(one for one in report["splits"] if one["split"] == "gate")
+    assert gate["passed"] == gate["probes"] > 0
 
 
 @pytest.mark.model

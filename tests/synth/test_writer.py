@@ -40,6 +40,7 @@ EXPECTED = {
     "qwen3moe": Expected(4, (0, 1, 2, 3), (), (), 16, 8, 0),
     "qwen35moe": Expected(9, tuple(range(8)), (8,), (), 16, 8, 1),
     "deepseek2": Expected(4, (1, 2, 3), (), (0,), 16, 6, 2),
+    "nemotron_h_moe": Expected(9, (1, 3, 6, 8), (), (0, 2, 4, 5, 7), 16, 6, 1),
     "deepseek2-27": Expected(27, tuple(range(1, 27)), (), (0,), 8, 6, 2),
 }
 
@@ -73,7 +74,7 @@ def test_the_facts_of_the_file_are_those_of_the_shape(name: str, kind: WeightTyp
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
-@pytest.mark.parametrize("name", ["qwen3moe", "qwen35moe", "deepseek2"])
+@pytest.mark.parametrize("name", ["qwen3moe", "qwen35moe", "deepseek2", "nemotron_h_moe"])
 def test_every_tensor_has_the_planned_range_centre_and_deviation(name: str, kind: WeightType, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, TINY[name], kind)
