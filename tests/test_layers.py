@@ -39,9 +39,6 @@ RANKS = {
     "validate": 9,
     "sweep": 9,
     "export": 10,
-    "renderings": 10.5,  # other forms of the same export
-    "gguf_copy": 10.5,
-    "prove": 10,
     "report": 10,
     "cli": 11,
 }

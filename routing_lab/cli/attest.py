@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_router(args: argparse.Namespace, router: ServedRouter, wanted: Schedule | None) -> int:
-    from routing_lab.renderings import preset_entry
+    from routing_lab.export.forms import preset_entry
 
     entry = args.entry or (None if wanted is None else preset_entry(wanted))
     if entry is None:

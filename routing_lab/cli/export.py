@@ -15,10 +15,10 @@ from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
     from routing_lab.export import Export
-    from routing_lab.gguf_copy import GgufCopy
+    from routing_lab.export.gguf_copy import GgufCopy
+    from routing_lab.export.proof import Proof
     from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
-    from routing_lab.prove import Proof
 
 GGUF = "gguf"
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     With ``--run`` what the server did follows as comments; exit code 4 where it did not run the schedule, 5 where it
     did and the probe got a wrong answer. With ``--format gguf`` exit code 4 where llama.cpp does not honour the counts.
     """
-    from routing_lab.renderings import FORMATS
+    from routing_lab.export.forms import FORMATS
 
     _check(args)
     probes = options.probe_set(args) if args.prove else None
@@ -148,7 +148,7 @@ def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
 
 
 def _copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> int:
-    from routing_lab.gguf_copy import check_targets
+    from routing_lab.export.gguf_copy import check_targets
 
     check_outputs(args, inputs=facts.files)
     check_targets(args.output, facts)
@@ -163,7 +163,7 @@ def _copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> int:
 def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> GgufCopy:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from routing_lab.gguf_copy import write_copy
+    from routing_lab.export.gguf_copy import write_copy
 
     sizes = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}", markup=False), *sizes)
@@ -178,7 +178,7 @@ def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> Gg
 
 
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
-    from routing_lab.prove import prove
+    from routing_lab.export.proof import prove
 
     with activity("starting") as say_doing:
         return prove(

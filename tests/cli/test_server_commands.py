@@ -240,7 +240,7 @@ def test_attest_wants_an_address_with_a_port(url: str, capsys: pytest.CaptureFix
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     # An export without a certificate leaves the threads to the server, which on a busy machine wait for each other.
-    monkeypatch.setattr("routing_lab.prove._SETTINGS", MeasureSettings(tokens=4, rounds=6, warmup_rounds=0))
+    monkeypatch.setattr("routing_lab.export.proof._SETTINGS", MeasureSettings(tokens=4, rounds=6, warmup_rounds=0))
 
 
 @pytest.mark.model

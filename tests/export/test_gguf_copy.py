@@ -20,7 +20,7 @@ from routing_lab import demo
 from routing_lab.cli import main
 from routing_lab.errors import RuntimeUnsupportedError, UsageError, UserFileError
 from routing_lab.export import Export, export
-from routing_lab.gguf_copy import LABEL_KEY, check_targets, entries, read_copy, write_copy
+from routing_lab.export.gguf_copy import LABEL_KEY, check_targets, entries, read_copy, write_copy
 from routing_lab.model import ModelFacts, model_digest
 from routing_lab.model.rewrite import copy_model, stored_counts
 from routing_lab.runtime.base import RuntimeOptions
@@ -31,7 +31,7 @@ from routing_lab.validate import validate
 
 LIBRARY = Path("/opt/lab/override.so")
 KEY = "qwen3moe.expert_used_count"
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SIZES = {"width": 1 / 32, "experts": 8, "vocabulary": 512}
 
 
@@ -412,7 +412,8 @@ def test_the_model_itself_and_what_is_there_are_not_written_over(
 
 INTERRUPTED = """
 import sys, time
-from routing_lab import gguf_copy, interrupts
+from routing_lab import interrupts
+from routing_lab.export import gguf_copy
 interrupts.end_at_once()
 from routing_lab.cli import main
 copy_model = gguf_copy.copy_model

@@ -25,7 +25,7 @@ from routing_lab.errors import (
     UsageError,
     UserFileError,
 )
-from routing_lab.export import Export
+from routing_lab.export.document import Export
 from routing_lab.model import FrozenMap, ModelFacts
 from routing_lab.model.rewrite import Changes, copy_model, stored_counts
 from routing_lab.overrides import OVERRIDE_KV, ServerCommand

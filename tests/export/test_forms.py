@@ -23,10 +23,10 @@ from served import ask, complete, serving, with_server_on_path
 from routing_lab import demo
 from routing_lab.errors import RuntimeUnsupportedError, UsageError
 from routing_lab.export import UNVALIDATED, Export, ServerSettings, export
+from routing_lab.export.forms import FORMATS, IMAGE, PARSERS
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import parse_placement, parse_server_command
 from routing_lab.placement import HostTensors, Placement, TensorKind
-from routing_lab.renderings import FORMATS, IMAGE, PARSERS
 from routing_lab.runtime.router import ServedRouter, served_at
 from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
@@ -221,7 +221,7 @@ def test_the_python_program_runs_and_attests_the_counts(tmp_path) -> None:
     text = FORMATS["python"](export(facts, schedule=wanted, unvalidated=True, library=LIBRARY))
     program = tmp_path / "run.py"
     program.write_text(text, encoding="utf-8")
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent.parent.parent
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=tmp_path,

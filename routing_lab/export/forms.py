@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from routing_lab.errors import UsageError
-from routing_lab.export import Export
+from routing_lab.export.document import Export
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import (
     OVERRIDE_KV,
