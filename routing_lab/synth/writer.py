@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from routing_lab.errors import UsageError
+from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.synth.shapes import Shape
 from routing_lab.synth.tokenizer import add_tokenizer
 from routing_lab.synth.weights import WeightType, tensor_bytes, tensor_chunks
@@ -63,19 +63,24 @@ def write_model(
     Equal arguments give equal bytes. ``on_progress`` gets the number of bytes of every piece that was written.
 
     Raises:
-        UsageError: There is not enough room, or the file cannot be written, or ``path`` is a folder or a device.
+        UsageError: There is not enough room.
+        UserFileError: The file cannot be written, or ``path`` is a folder or a device.
     """
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} cannot be written: it is no regular file")
+        raise _unwritable(path, "it is no regular file")
     partial = path.with_name(path.name + ".partial")
     try:
         check_room(path, shape, kind)
         _write(partial, shape, kind, seed, on_progress or (lambda _count: None))
         partial.replace(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise _unwritable(path, error.strerror or str(error)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, why: str) -> UserFileError:
+    return UserFileError(str(path), [Problem("", f"cannot be written: {why}")])
 
 
 def _write(path: Path, shape: Shape, kind: WeightType, seed: int, on_progress: Callable[[int], None]) -> None:

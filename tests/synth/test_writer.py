@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiny import TINY
 
-from routing_lab.errors import UsageError
+from routing_lab.errors import UserFileError
 from routing_lab.model import ModelFacts
 from routing_lab.synth import (
     WEIGHT_TYPES,
@@ -153,7 +153,7 @@ def test_a_write_that_stops_half_way_leaves_the_old_file_and_nothing_else(stop: 
     def fail(_count: int) -> None:
         raise stop
 
-    with pytest.raises((UsageError, KeyboardInterrupt)) as caught:
+    with pytest.raises((UserFileError, KeyboardInterrupt)) as caught:
         write_model(path, TINY["qwen3moe"], on_progress=fail)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
     assert path.read_text() == "old"
@@ -161,15 +161,15 @@ def test_a_write_that_stops_half_way_leaves_the_old_file_and_nothing_else(stop: 
         assert "cannot be written: No space left on device" in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
+def test_a_folder_that_is_not_there_is_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserFileError, match="cannot be written"):
         write_model(tmp_path / "nowhere" / "model.gguf", TINY["qwen3moe"])
 
 
 def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UserFileError, match="no regular file"):
         write_model(pipe, TINY["qwen3moe"])
     assert pipe.is_fifo()
 
