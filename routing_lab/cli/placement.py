@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from routing_lab.cli import options
 from routing_lab.cli.drawing import check_figure, drawn, require_libraries
 from routing_lab.cli.files import check_outputs, write_output
-from routing_lab.cli.output import activity, console, plain, print_json, say_error, size
+from routing_lab.cli.output import activity, console, plain, print_json, say_error, shown, size
 from routing_lab.errors import InterruptedStudyError, RuntimeUnsupportedError, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
@@ -91,6 +91,8 @@ def run_plan(args: argparse.Namespace) -> int:
     _require_sane(args)
     given = None if args.placement is None else Placement.load(args.placement)
     memory = ModelMemory.read(options.model_path(args))
+    if given is not None:
+        _require_fit(given, args.placement, memory.facts)
     limits = Limits(
         device_bytes=round(args.device_gib * GIB),
         host_bytes=_host_memory() if args.host_gib is None else round(args.host_gib * GIB),
@@ -125,6 +127,14 @@ def _require_sane(args: argparse.Namespace) -> None:
     ):
         if value > most:
             raise UsageError(f"{option} is {value:g}; more than {most:,} cannot be planned")
+
+
+def _require_fit(placement: Placement, path: Path, facts: ModelFacts) -> None:
+    """Check a placement, under the name of its file, which is what the user gave. Raises ``UserFileError``."""
+    try:
+        placement.check(facts)
+    except UserFileError as error:
+        raise UserFileError(str(path), error.problems) from None
 
 
 def _host_memory() -> int:
@@ -174,7 +184,7 @@ def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits:
     out = console()
     out.print(_block_table(memory, result))
     out.print()
-    out.print(f"{result.placement.name or 'placement'}: {result.placement.describe()}")
+    out.print(shown(f"{result.placement.name or 'placement'}: {result.placement.describe()}"), soft_wrap=True)
     out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
     out.print()
     out.print(_sides_table(result, limits))

@@ -98,7 +98,16 @@ def test_a_placement_for_another_model_is_refused(capsys, tmp_path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("model: {architecture: qwen35moe, blocks: 41, experts: 256}\ngpu_layers: 99\n")
     assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 3
-    assert "this placement is for another model" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"error: {file}: 3 problems" in error
+    assert "this placement is for another model" in error
+
+
+def test_the_name_of_a_placement_cannot_forge_a_line(capsys, tmp_path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(r'placement: "x\e[2J\nwarning: y"')
+    assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 0
+    assert "\nx\\x1b[2J\\nwarning: y: everything in host memory\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("endpoint", ["localhost", ":5", "h:0", "h:99999", "h:x"])
