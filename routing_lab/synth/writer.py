@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["check_room", "model_name", "weight_bytes", "write_model"]
 
 _ALIGNMENT: Final = 32
+_LONGEST_NAME: Final = 240  # bytes, of the 255 that file systems take
 _HEADER_ROOM: Final = 16 * 2**20  # a vocabulary of a quarter of a million tokens takes 6 MB
 
 
@@ -68,15 +70,17 @@ def write_model(
     """
     if path.exists() and not path.is_file():
         raise _unwritable(path, "it is no regular file")
-    partial = path.with_name(path.name + ".partial")
     try:
-        check_room(path, shape, kind)
-        _write(partial, shape, kind, seed, on_progress or (lambda _count: None))
-        partial.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        target = path.resolve()  # a link goes on leading there: one such as /dev/stdout is not ours to replace
+        partial = target.with_name(os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME]) + ".partial")
+        try:
+            check_room(target, shape, kind)
+            _write(partial, shape, kind, seed, on_progress or (lambda _count: None))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _unwritable(path: Path, why: str) -> UserFileError:

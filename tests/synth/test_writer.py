@@ -201,3 +201,28 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path.unlink(missing_ok=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the limit holds\n"
+
+
+def test_a_link_goes_on_leading_to_the_file_that_is_written(tmp_path: Path) -> None:
+    """``-o /dev/stdout > model.gguf``: the link belongs to the system, and its folder is no place to write to."""
+    (tmp_path / "links").mkdir()
+    link, file = tmp_path / "links" / "stdout", tmp_path / "model.gguf"
+    file.write_text("old")
+    link.symlink_to(file)
+    write_model(link, TINY["qwen3moe"])
+    assert link.is_symlink()
+    assert ModelFacts.read(file).architecture == "qwen3moe"
+    assert [entry.name for entry in link.parent.iterdir()] == ["stdout"]
+
+
+@pytest.mark.parametrize("name", ["a" * 250 + ".gguf", "ä" * 120 + ".gguf"])
+def test_a_name_as_long_as_names_get_is_written(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / name, TINY["qwen3moe"])
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_links_in_a_circle_are_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserFileError, match="cannot be written"):
+        write_model(tmp_path / "a", TINY["qwen3moe"])
