@@ -327,11 +327,16 @@ def _holdout_objections(holdout: PairedDifference, rule: AcceptanceRule) -> list
         return [f"holdout: undecided: the runtime failed on {_listed(holdout.errors)}"]
     if holdout.n == 0:
         return ["holdout: undecided: no probe ran"]
+    # As fractions of what was written: 0.29 of 100 probes are 29, not 28.999.
+    may_lose = Fraction(0) if rule.strict else Fraction(repr(rule.margin)) * holdout.n
+    if holdout.baseline_correct <= may_lose:
+        # Whoever answers nothing right loses no more than that, so anything at all would be accepted.
+        right = f"the baseline is right on {holdout.baseline_correct} of {_count(holdout.n, 'probe')}"
+        return [f"holdout: undecided: {right}, so no schedule could be refused by it"]
     if rule.strict:
         return [f"holdout: {_count(len(holdout.lost), 'probe')} lost: {_listed(holdout.lost)}"] if holdout.lost else []
-    # As fractions of what was written: 0.29 of 100 probes are 29, not 28.999.
     net_lost = len(holdout.lost) - len(holdout.gained)
-    if net_lost > Fraction(repr(rule.margin)) * holdout.n:
+    if net_lost > may_lose:
         return [
             f"holdout: accuracy {-holdout.difference:.4f} below the baseline's, more than the margin {rule.margin:.3g}"
         ]

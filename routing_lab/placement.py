@@ -175,8 +175,7 @@ class Placement:
         stored = facts.blocks_with_experts
         parts = {"host_experts": (self.host_experts, stored)}
         for part in self.host_tensors:
-            has = stored if part.kind in _OF_EXPERTS else tuple(range(facts.blocks))
-            parts[f"host_tensors.{part.kind}"] = (part.blocks, has)
+            parts[f"host_tensors.{part.kind}"] = (part.blocks, _blocks_that_may_have(part.kind, facts))
         wrong = {where: [block for block in blocks if block not in has] for where, (blocks, has) in parts.items()}
         problems = [_misfit(where, blocks, facts) for where, blocks in wrong.items() if blocks]
         if problems:
@@ -228,6 +227,15 @@ class Placement:
 _OF_EXPERTS: Final = frozenset({TensorKind.UP_EXPERTS, TensorKind.GATE_EXPERTS, TensorKind.DOWN_EXPERTS})
 
 
+def _blocks_that_may_have(kind: TensorKind, facts: ModelFacts) -> tuple[int, ...]:
+    """Blocks that may have such tensors as far as the facts tell: of the rest of a block they give only the sum."""
+    if kind in _OF_EXPERTS:
+        return facts.blocks_with_experts
+    if kind is TensorKind.SHARED_EXPERTS:
+        return tuple(block for block, part in facts.block_bytes.items() if part.shared_experts)
+    return tuple(range(facts.blocks))
+
+
 def block_pattern(blocks: Iterable[int], rest: str) -> str:
     """A regular expression for the tensors of ``blocks`` whose names go on with ``rest``."""
     return rf"blk\.({'|'.join(map(str, blocks))}){rest}"
@@ -242,9 +250,11 @@ def _checked(blocks: Iterable[int], where: str) -> tuple[int, ...]:
 
 
 def _misfit(where: str, wrong: list[int], facts: ModelFacts) -> Problem:
-    stored = facts.blocks_with_experts
-    if where in {"host_experts", *(f"host_tensors.{kind}" for kind in _OF_EXPERTS)}:
-        what = f"blocks without routed experts: {format_blocks(wrong)}"
+    stored, named = facts.blocks_with_experts, "routed experts"
+    if where == f"host_tensors.{TensorKind.SHARED_EXPERTS}":
+        stored, named = _blocks_that_may_have(TensorKind.SHARED_EXPERTS, facts), "shared experts"
+    if named == "shared experts" or where in {"host_experts", *(f"host_tensors.{kind}" for kind in _OF_EXPERTS)}:
+        what = f"blocks without {named}: {format_blocks(wrong)}"
         return Problem(where, what, f"{facts.name} has them in {format_blocks(stored)}" if stored else "it has none")
     return Problem(where, f"there is no block {format_blocks(wrong)}", f"{facts.name} has {facts.blocks} blocks")
 

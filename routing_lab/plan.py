@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -28,7 +28,7 @@ from routing_lab.model import FrozenMap, ModelMemory, TensorInfo, format_blocks
 from routing_lab.placement import EXPERTS_PATTERN, Placement, TensorKind
 from routing_lab.schedule import ScheduledModel
 
-__all__ = ["GIB", "KINDS", "Limits", "Plan", "Side", "TradeRow", "block_kinds", "plan", "suggest", "trade"]
+__all__ = ["GIB", "KINDS", "Limits", "Plan", "Side", "TradeRow", "kinds_of_blocks", "plan", "suggest", "trade"]
 
 GIB: Final = 2**30
 _ELEMENT_BYTES: Final[Mapping[str, float]] = {"f16": 2.0, "f32": 4.0, "q8_0": 34 / 32}
@@ -93,6 +93,11 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
+    def element_bytes(self) -> float:
+        """Bytes of a cached element."""
+        return _ELEMENT_BYTES[self.kv_type]
+
+    @property
     def fits_device(self) -> bool:
         """Whether the device has room, its spare bytes left free."""
         return _fits(self.device.total_bytes, self.limits.device_bytes, self.limits.device_spare_bytes)
@@ -144,17 +149,8 @@ def plan(
     Raises ``UserFileError`` where the placement does not fit the model.
     """
     placement.check(memory.facts)
-    sides = _Sides(memory, placement, context_tokens, min(batch_tokens, context_tokens), kv_type)
-    return Plan(
-        placement=placement,
-        context_tokens=context_tokens,
-        batch_tokens=batch_tokens,
-        kv_type=kv_type,
-        device=sides.device(),
-        host=sides.host(),
-        limits=limits or Limits(),
-        notes=memory.notes,
-    )
+    layout = _Layout(memory, _parts(memory), placement)
+    return layout.plan(placement, limits or Limits(), _Load(context_tokens, batch_tokens, kv_type))
 
 
 def suggest(
@@ -170,14 +166,7 @@ def suggest(
     The blocks are the first ones, so that ``--n-cpu-moe`` says the same. Where nothing fits, everything is on the host.
     The result may still not fit the host: see its ``warnings``.
     """
-    facts = memory.facts
-    routed = [block for block in facts.blocks_with_experts if block not in facts.mtp_blocks]
-    for placement in _candidates(facts.blocks, routed):
-        given = replace(placement, context_tokens=context_tokens, model=ScheduledModel.of(facts))
-        found = plan(memory, given, limits, context_tokens=context_tokens, batch_tokens=batch_tokens, kv_type=kv_type)
-        if found.fits_device:
-            return found
-    raise AssertionError("a placement with nothing on the device fits every device")
+    return _Suggestions(memory).best(limits, _Load(context_tokens, batch_tokens, kv_type))
 
 
 def trade(
@@ -189,9 +178,9 @@ def trade(
     kv_type: KvType = "f16",
 ) -> list[TradeRow]:
     """Context against blocks: what each context costs in blocks whose experts must stay on the host."""
-    rows = []
+    rows, suggestions = [], _Suggestions(memory)
     for context in contexts:
-        found = suggest(memory, limits, context_tokens=context, batch_tokens=batch_tokens, kv_type=kv_type)
+        found = suggestions.best(limits, _Load(context, batch_tokens, kv_type))
         whole = found.placement.gpu_layers > memory.facts.blocks
         rows.append(
             TradeRow(
@@ -204,13 +193,13 @@ def trade(
     return rows
 
 
-def block_kinds(memory: ModelMemory, block: int) -> dict[str, int]:
-    """Bytes of one block's weights by kind, kinds without any left out."""
-    sizes: Counter[str] = Counter()
-    for tensor in memory.tensors:
-        if memory.block_of(tensor) == block:
-            sizes[_kind(tensor)] += tensor.size_bytes
-    return {kind: sizes[kind] for kind in KINDS if sizes[kind]}
+def kinds_of_blocks(memory: ModelMemory) -> dict[int, dict[str, int]]:
+    """Bytes of each block's weights by kind, kinds without any left out."""
+    sizes: dict[int, Counter[str]] = {block: Counter() for block in memory.caches}
+    for part in _parts(memory):
+        if part.block in sizes:
+            sizes[part.block][part.kind] += part.size_bytes
+    return {block: {kind: counts[kind] for kind in KINDS if counts[kind]} for block, counts in sizes.items()}
 
 
 def _candidates(blocks: int, routed: list[int]) -> Iterable[Placement]:
@@ -222,94 +211,155 @@ def _candidates(blocks: int, routed: list[int]) -> Iterable[Placement]:
     yield Placement(0, (), "everything-on-the-host")
 
 
-class _Sides:
-    """Where every tensor and every cache of a model goes under one placement."""
+class _Suggestions:
+    """The placements that ``suggest`` chooses from; each is laid out once, whatever number of contexts is asked for."""
 
-    def __init__(
-        self, memory: ModelMemory, placement: Placement, context_tokens: int, batch_tokens: int, kv_type: KvType
-    ) -> None:
-        self._memory, self._placement = memory, placement
-        self._context_tokens, self._batch_tokens = context_tokens, batch_tokens
-        self._element_bytes = _ELEMENT_BYTES[kv_type]
-        self._patterns = [re.compile(pattern) for pattern in placement.override_patterns()]
+    def __init__(self, memory: ModelMemory) -> None:
+        self._memory, self._of_model = memory, ScheduledModel.of(memory.facts)
+        parts, facts = _parts(memory), memory.facts
+        routed = [block for block in facts.blocks_with_experts if block not in facts.mtp_blocks]
+        self._left = (_Layout(memory, parts, placement) for placement in _candidates(facts.blocks, routed))
+        self._laid_out: list[_Layout] = []
+
+    def best(self, limits: Limits, load: _Load) -> Plan:
+        for layout in self._all():
+            given = replace(layout.placement, context_tokens=load.context_tokens, model=self._of_model)
+            found = layout.plan(given, limits, load)
+            if found.fits_device:
+                return found
+        raise AssertionError("a placement with nothing on the device fits every device")
+
+    def _all(self) -> Iterator[_Layout]:
+        yield from self._laid_out
+        for layout in self._left:
+            self._laid_out.append(layout)
+            yield layout
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a model is asked to do at once."""
+
+    context_tokens: int
+    batch_tokens: int
+    kv_type: KvType
+
+    @property
+    def batch(self) -> int:
+        """Tokens that are really computed together."""
+        return min(self.batch_tokens, self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor as a plan sees it; ``block`` is ``None`` outside of all blocks."""
+
+    name: str
+    block: int | None
+    kind: str
+    size_bytes: int
+    of_experts: bool
+
+
+def _parts(memory: ModelMemory) -> list[_Part]:
+    return [
+        _Part(tensor.name, memory.block_of(tensor), _kind(tensor), tensor.size_bytes, bool(_EXPERTS.match(tensor.name)))
+        for tensor in memory.tensors
+    ]
+
+
+class _Layout:
+    """Where every tensor and every cache of a model goes under one placement, for any context."""
+
+    def __init__(self, memory: ModelMemory, parts: Sequence[_Part], placement: Placement) -> None:
+        self._memory, self.placement = memory, placement
         # Blocks for multi-token prediction are stored last and count, although they are not loaded.
         blocks = memory.facts.blocks
-        self._first = max(blocks + 1 - placement.gpu_layers, 0) if placement.gpu_layers else blocks + 1
-        self._output_on_device = self._first <= blocks
-        self._device_blocks = [block for block in memory.caches if block >= self._first]
-        self._host_blocks = [block for block in memory.caches if block < self._first]
+        first = max(blocks + 1 - placement.gpu_layers, 0) if placement.gpu_layers else blocks + 1
+        output_on_device = first <= blocks
+        self._device_blocks = [block for block in memory.caches if block >= first]
+        self._host_blocks = [block for block in memory.caches if block < first]
+        self._device_weights, self._host_weights = Counter[str](), Counter[str]()
+        self._largest_host_expert = 0  # of those that blocks on the device have on the host
+        patterns = [re.compile(pattern) for pattern in placement.override_patterns()]
+        for part in parts:
+            overridden = any(pattern.search(part.name) for pattern in patterns)
+            there = part.kind == "output" and output_on_device if part.block is None else part.block >= first
+            weights = self._device_weights if there and not overridden else self._host_weights
+            weights[part.kind] += part.size_bytes
+            if overridden and part.of_experts and there:
+                self._largest_host_expert = max(self._largest_host_expert, part.size_bytes)
+        # A tied output is a copy of the embedding under its name, which no pattern for the output matrix reaches.
+        tied = memory.tied_output and output_on_device
+        if tied:
+            self._device_weights["output"] += sum(part.size_bytes for part in parts if part.kind == "embedding")
+        self._output_works_on_device = output_on_device and (tied or not placement.host_output)
+        self._unmoved = _unmoved(placement, parts, tied_output=memory.tied_output)
 
-    def device(self) -> Side:
-        weights: Counter[str] = Counter()
-        for tensor in self._memory.tensors:
-            if self._on_device(tensor):
-                weights[_kind(tensor)] += tensor.size_bytes
-        if self._memory.tied_output and self._output_on_device:  # the device gets a copy of its own
-            weights["output"] += sum(t.size_bytes for t in self._memory.tensors if _kind(t) == "embedding")
-        caching = [] if self._placement.host_kv else self._device_blocks
-        output = self._output_on_device and not self._placement.host_output
-        copied = self._largest_host_expert()
-        return self._side(weights, caching, self._compute_bytes(self._device_blocks, copied, output=output))
-
-    def host(self) -> Side:
-        weights: Counter[str] = Counter()
-        for tensor in self._memory.tensors:
-            if not self._on_device(tensor):
-                weights[_kind(tensor)] += tensor.size_bytes
-        caching = [*self._host_blocks, *(self._device_blocks if self._placement.host_kv else [])]
-        output = not self._output_on_device or self._placement.host_output
-        working = [*self._host_blocks, *(self._device_blocks if self._largest_host_expert() else [])]
-        inputs = (
-            self._mask_bytes(list(self._memory.caches)) + 8 * self._batch_tokens * self._memory.facts.embedding_length
+    def plan(self, given: Placement, limits: Limits, load: _Load) -> Plan:
+        """Add up both sides; ``given`` is this placement under another name or for a context."""
+        most = self._memory.facts.context_length
+        too_long = [f"the model was made for at most {most:,} tokens"] if most and load.context_tokens > most else []
+        return Plan(
+            placement=given,
+            context_tokens=load.context_tokens,
+            batch_tokens=load.batch_tokens,
+            kv_type=load.kv_type,
+            device=self._device(load),
+            host=self._host(load),
+            limits=limits,
+            notes=(*self._memory.notes, *self._unmoved, *too_long),
         )
-        return self._side(weights, caching, max(inputs, self._compute_bytes(working, 0, output=output)))
 
-    def _side(self, weights: Counter[str], caching: list[int], compute_bytes: int) -> Side:
-        cached = (
-            self._memory.cache_bytes(block, self._context_tokens, self._batch_tokens, self._element_bytes)
-            for block in caching
-        )
+    def _device(self, load: _Load) -> Side:
+        caching = [] if self.placement.host_kv else self._device_blocks
+        output, copied = self._output_works_on_device, self._largest_host_expert
+        compute = self._compute_bytes(self._device_blocks, load, copied, output=output)
+        return self._side(self._device_weights, caching, load, compute)
+
+    def _host(self, load: _Load) -> Side:
+        caching = [*self._host_blocks, *(self._device_blocks if self.placement.host_kv else [])]
+        working = [*self._host_blocks, *(self._device_blocks if self._largest_host_expert else [])]
+        embedded = 8 * load.batch * self._memory.facts.embedding_length
+        inputs = self._mask_bytes(list(self._memory.caches), load) + embedded
+        compute = self._compute_bytes(working, load, 0, output=not self._output_works_on_device)
+        return self._side(self._host_weights, caching, load, max(inputs, compute))
+
+    def _side(self, weights: Counter[str], caching: list[int], load: _Load, compute_bytes: int) -> Side:
+        element_bytes = _ELEMENT_BYTES[load.kv_type]
+        cached = (self._memory.cache_bytes(block, load.context_tokens, load.batch, element_bytes) for block in caching)
         ordered = {kind: weights[kind] for kind in KINDS if weights[kind]}
         return Side(FrozenMap(ordered), sum(cached), compute_bytes)
 
-    def _on_device(self, tensor: TensorInfo) -> bool:
-        if self._overridden(tensor):
-            return False
-        block = self._memory.block_of(tensor)
-        if block is None:
-            return self._output_on_device and _kind(tensor) == "output"
-        return block >= self._first
-
-    def _overridden(self, tensor: TensorInfo) -> bool:
-        return any(pattern.search(tensor.name) for pattern in self._patterns)
-
-    def _largest_host_expert(self) -> int:
-        """Of the experts that blocks on the device have on the host, the largest tensor."""
-        on_host = (
-            tensor.size_bytes
-            for tensor in self._memory.tensors
-            if _EXPERTS.match(tensor.name)
-            and self._overridden(tensor)
-            and (self._memory.block_of(tensor) or 0) >= self._first
-        )
-        return max(on_host, default=0)
-
-    def _compute_bytes(self, blocks: list[int], copied_bytes: int, *, output: bool) -> int:
+    def _compute_bytes(self, blocks: list[int], load: _Load, copied_bytes: int, *, output: bool) -> int:
         """The formula at the head of this module."""
-        facts, batch = self._memory.facts, self._batch_tokens
+        facts, batch = self._memory.facts, load.batch
         width = facts.embedding_length
         consulted = max(facts.experts_used.values(), default=0)
         inner = max(consulted * (facts.expert_feed_forward_length or 0), self._memory.widest_ffn)
         logits = 4 * batch * (self._memory.vocabulary + width) if output else 0
         if not blocks:
             return logits
-        block = 4 * batch * (max(3 * inner, 2 * consulted * width) + 3 * width) + self._mask_bytes(blocks)
-        return max(logits, block + copied_bytes)
+        block = 4 * batch * (max(3 * inner, 2 * consulted * width) + 3 * width)
+        return max(logits, block + self._mask_bytes(blocks, load) + copied_bytes)
 
-    def _mask_bytes(self, blocks: list[int]) -> int:
+    def _mask_bytes(self, blocks: list[int], load: _Load) -> int:
         attending = (block for block in blocks if self._memory.caches[block].key_elements)
-        cached = (self._memory.cached_tokens(block, self._context_tokens, self._batch_tokens) for block in attending)
-        return 2 * self._batch_tokens * max(cached, default=0)
+        cached = (self._memory.cached_tokens(block, load.context_tokens, load.batch) for block in attending)
+        return 2 * load.batch * max(cached, default=0)
+
+
+def _unmoved(placement: Placement, parts: Sequence[_Part], *, tied_output: bool) -> list[str]:
+    """A note for each kind of tensors that a placement moves and a block it names does not have."""
+    notes = []
+    for wanted in placement.host_tensors:
+        pattern = re.compile(rf"blk\.\d+{wanted.kind.pattern}")
+        missing = set(wanted.blocks) - {part.block for part in parts if pattern.match(part.name)}
+        if missing:
+            notes.append(f"host_tensors.{wanted.kind} moves nothing of blocks without any: {format_blocks(missing)}")
+    if placement.host_output and tied_output:
+        notes.append("host_output moves nothing: the output matrix is the token embedding, under that name")
+    return notes
 
 
 def _kind(tensor: TensorInfo) -> str:

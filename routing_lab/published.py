@@ -38,11 +38,13 @@ class PublishedTable:
     def load(cls, path: Path) -> PublishedTable:
         """Read a table. Raises ``UserFileError`` with every problem in it."""
         top = Fields.load(path)
-        name = top.text("published")
+        name = _line(top, "published")
         source = top.section("source", required=True)
-        what = source.text("what") if source else ""
-        hardware = source.text("hardware", default="") if source else ""
+        what = _line(source, "what") if source else ""
+        hardware = _line(source, "hardware", default="") if source else ""
         rows = tuple(_row(row) for row in top.sections("rows"))
+        if top.raw("rows") == []:
+            top.problem("rows", "is empty", "a table needs at least one row")
         top.finish()
         return cls(name, what, hardware, rows)
 
@@ -52,13 +54,24 @@ class PublishedTable:
         return tuple(column for column in COLUMNS if any(column in row for row in self.rows))
 
 
+def _line(fields: Fields, key: str, **default: str) -> str:
+    """A text that stands in a table as it is: one line, and nothing in it that acts on a terminal."""
+    text = fields.text(key, **default)
+    if not text.isprintable():
+        fields.problem(key, f"is {text[:60]!r}, which has characters that do not print")
+    return text
+
+
 def _row(fields: Fields) -> Mapping[str, str | float]:
     values: dict[str, str | float | None] = {
-        "label": fields.text("label"),
+        "label": _line(fields, "label"),
         "host_blocks": fields.integer("host_blocks", default=None, minimum=0),
         "context": fields.integer("context", default=None, minimum=1),
         "device_mib": fields.number("device_mib", default=None, minimum=0),
         "tokens_per_s": fields.number("tokens_per_s", minimum=0),
         "tokens_per_s_to": fields.number("tokens_per_s_to", default=None, minimum=0),
     }
+    least, most = values["tokens_per_s"], values["tokens_per_s_to"]
+    if isinstance(least, float) and isinstance(most, float) and most < least:
+        fields.problem("tokens_per_s_to", f"is {most:g}, below tokens_per_s, {least:g}")
     return FrozenMap({name: value for name, value in values.items() if value is not None})

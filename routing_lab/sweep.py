@@ -12,7 +12,7 @@ What is still read from disk then will be read for every token to come.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = [
     "expert_placements",
     "layer_placements",
     "sweep",
+    "warnings",
 ]
 
 PROC: Final = Path("/proc")
@@ -61,17 +62,21 @@ Open = Callable[[Placement], AbstractContextManager[PlacedRuntime]]
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """How much is decoded per placement: ``rounds`` times ``tokens``, each after ``warmup_tokens`` not counted."""
+    """How much is decoded per placement: ``rounds`` times ``tokens``, each after ``warmup_tokens`` not counted.
+
+    A prompt of ``prompt_tokens`` comes before each stretch and is never timed.
+    """
 
     tokens: int = 64
     rounds: int = 6
     warmup_tokens: int = 16
+    prompt_tokens: int = 16
     confidence: float = 0.95
     keep_loaded: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.warmup_tokens < 1:
-            raise ValueError(f"tokens and warmup_tokens must be positive: {self}")
+        if self.tokens < 1 or self.warmup_tokens < 1 or self.prompt_tokens < 1:
+            raise ValueError(f"tokens, warmup_tokens and prompt_tokens must be positive: {self}")
         if self.rounds < (needed := fewest_rounds(self.confidence)):
             raise ValueError(f"{self.rounds} rounds give no {self.confidence:.0%} interval; it takes at least {needed}")
 
@@ -96,7 +101,8 @@ class Sample:
 class SweepRow:
     """A placement, what libllama took for it on each side, and its turns; ``error`` says why there are none.
 
-    ``ratio`` compares with the first placement of the sweep that ran, round by round.
+    ``ratio`` compares with the first placement of the sweep that ran, round by round; ``None`` while there are too few
+    rounds for an interval.
     """
 
     placement: Placement
@@ -134,6 +140,14 @@ class SweepRow:
             "swapped_in_pages": self.most("swapped_in_pages"),
             "error": self.error,
         }
+
+
+def warnings(rows: Sequence[SweepRow]) -> tuple[str, ...]:
+    """What keeps the rows from saying what they seem to say."""
+    wanted = [row for row in rows if row.samples and row.placement.gpu_layers]
+    if wanted and not any(row.device_bytes for row in wanted):
+        return ("nothing was put on a device: this libllama has none, so all placements are the same",)
+    return ()
 
 
 CSV_COLUMNS: Final = tuple(SweepRow(Placement()).to_dict())
@@ -179,6 +193,7 @@ def sweep(
     settings: SweepSettings | None = None,
     *,
     on_progress: Callable[[str], None] | None = None,
+    on_round: Callable[[list[SweepRow]], None] | None = None,
 ) -> list[SweepRow]:
     """Measure every placement in common rounds; one that cannot be loaded gets a row that says so.
 
@@ -187,6 +202,7 @@ def sweep(
         placements: What to compare; the first one that runs is what the others are compared with.
         settings: Rounds and tokens.
         on_progress: Called with what is done next.
+        on_round: Called after each round with the rows so far, for who wants to keep them should the rest be lost.
 
     Raises:
         UsageError: There is nothing to compare.
@@ -195,6 +211,9 @@ def sweep(
         raise UsageError("there is no placement to measure")
     run = _Sweep(opened, placements, settings or SweepSettings(), on_progress or (lambda _what: None))
     with run:
+        for _ in run.rounds():
+            if on_round is not None:
+                on_round(run.rows())
         return run.rows()
 
 
@@ -218,8 +237,8 @@ class _Sweep:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def rows(self) -> list[SweepRow]:
-        """Every round, then every row."""
+    def rounds(self) -> Iterator[int]:
+        """Every round; a number for each that is done."""
         order = list(range(len(self.placements)))
         for number in range(self.settings.rounds):
             for which in order:
@@ -228,8 +247,13 @@ class _Sweep:
                     self.report(f"round {number + 1} of {self.settings.rounds}: {name}")
                     self._turn(which)
             order.reverse()
-        first = next((which for which in sorted(order) if which not in self._errors), None)
-        return [self._row(which, first) for which in sorted(order)]
+            yield number
+
+    def rows(self) -> list[SweepRow]:
+        """What the rounds so far came to."""
+        which = range(len(self.placements))
+        first = next((index for index in which if index not in self._errors), None)
+        return [self._row(index, first) for index in which]
 
     def _turn(self, which: int) -> None:
         try:
@@ -249,9 +273,10 @@ class _Sweep:
             sum(buffer.size_bytes for buffer in buffers if buffer.on_device),
             sum(buffer.size_bytes for buffer in buffers if not buffer.on_device),
         )
-        runtime.decode_timing(tokens=self.settings.warmup_tokens)
+        prompt_tokens = self.settings.prompt_tokens
+        runtime.decode_timing(tokens=self.settings.warmup_tokens, prompt_tokens=prompt_tokens)
         before = _counters(runtime.process_id)
-        timing = runtime.decode_timing(tokens=self.settings.tokens)
+        timing = runtime.decode_timing(tokens=self.settings.tokens, prompt_tokens=prompt_tokens)
         after = _counters(runtime.process_id)
         sample = Sample(
             tokens_per_s=timing.tokens_per_s,
@@ -268,7 +293,9 @@ class _Sweep:
         if error is not None or first is None:
             return SweepRow(self.placements[which], device_bytes, host_bytes, error=error)
         rates = [[sample.tokens_per_s for sample in self._samples[index]] for index in (which, first)]
-        ratio = SpeedRatio.from_rates(rates[0], rates[1], self.settings.confidence)
+        ratio = None  # before there are rounds enough for an interval
+        if len(rates[0]) >= fewest_rounds(self.settings.confidence):
+            ratio = SpeedRatio.from_rates(rates[0], rates[1], self.settings.confidence)
         return SweepRow(self.placements[which], device_bytes, host_bytes, tuple(self._samples[which]), ratio)
 
 

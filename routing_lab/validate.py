@@ -26,7 +26,7 @@ from routing_lab.certificate import (
     SpeedRule,
     now,
 )
-from routing_lab.errors import NothingAcceptedError, UsageError
+from routing_lab.errors import NothingAcceptedError, RuntimeFailureError, UsageError
 from routing_lab.gate import (
     Acceptance,
     AcceptanceRule,
@@ -118,7 +118,7 @@ def validate(
     Raises:
         UsageError: No schedule, or a split without probes.
         UserFileError: A schedule does not fit the model.
-        RuntimeFailureError: The model's process was lost while speed was measured.
+        RuntimeFailureError: The model's process was lost twice while the speed of one schedule was measured.
     """
     if not schedules:
         raise UsageError("there is no schedule to validate")
@@ -193,7 +193,7 @@ class _AcceptanceRun:
         of_even = None if even is None else self._answers(even)
         measured = [self._baseline, schedule] if even is None else [self._baseline, schedule, even]
         self._doing(f"measuring {schedule.name}")
-        rates = measure_rates(self._runtime, measured, self._settings.measure)
+        rates = self._rates(schedule, measured)
         speed = self._ratio(rates[1], rates[0])
         gate, holdout, acceptance = self._judged(answers, speed)
         return AcceptanceResult(
@@ -206,6 +206,14 @@ class _AcceptanceRun:
             even_spread=None if even is None or of_even is None else self._beside(even, of_even, rates),
             acceptance=acceptance,
         )
+
+    def _rates(self, schedule: Schedule, measured: Sequence[Schedule]) -> list[tuple[float, ...]]:
+        """All rounds; anew where the model's process is lost in one of them, since the answers took far longer."""
+        try:
+            return measure_rates(self._runtime, measured, self._settings.measure)
+        except RuntimeFailureError:
+            self._doing(f"measuring {schedule.name} again: the model's process was lost")
+            return measure_rates(self._runtime, measured, self._settings.measure)
 
     def _beside(self, even: Schedule, answers: _Answers, rates: Sequence[Sequence[float]]) -> EvenSpread:
         """The even spread, judged by the same rules from the same rounds."""

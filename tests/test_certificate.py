@@ -233,6 +233,16 @@ DELETE = object()
         ("options.kv_type", "q2; reboot", "options.kv_type: is 'q2; reboot', not one of f16, f32"),
         ("placement.host_experts.0", 77, "model.blocks: is 4, and block 77 is named"),
         ("placement.host_experts.0", -1, "placement.host_experts[0]: is -1, not within"),
+        (
+            "placement.host_tensors",
+            [{"kind": "attention", "blocks": [77]}],
+            "model.blocks: is 4, and block 77 is named",
+        ),
+        (
+            "placement.model",
+            {"architecture": "qwen3moe", "blocks": 9, "experts": 16},
+            "placement.model: is qwen3moe with 9",
+        ),
         ("acceptance_rule.margin", 0.001, "acceptance_rule: is not met: holdout: accuracy 0.0100 below"),
         ("speed_rule.min_ratio_low", 5, "speed_rule: is not met"),
         ("holdout_failure_bound_95", 0.0, "holdout_failure_bound_95: is 0.0, and 0.04"),

@@ -357,6 +357,32 @@ def test_a_holdout_that_did_not_run_or_broke_down_is_not_accepted() -> None:
     assert not accept(PASSED, broken).accepted
 
 
+def answered(right: int, n: int) -> list[Outcome]:
+    return run(*[Status.CORRECT] * right, *[Status.WRONG_ANSWER] * (n - right))
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "rule", "says_something"),
+    [
+        (0, 40, AcceptanceRule(), False),
+        (0, 40, AcceptanceRule(strict=True), False),
+        (1, 40, AcceptanceRule(strict=True), True),
+        (1, 50, AcceptanceRule(), False),  # a net loss of one is what the margin allows
+        (2, 50, AcceptanceRule(), True),
+        (29, 100, AcceptanceRule(margin=0.29), False),
+        (30, 100, AcceptanceRule(margin=0.29), True),
+    ],
+)
+def test_a_holdout_that_could_refuse_nobody_accepts_nobody(right, n, rule, says_something) -> None:
+    baseline = answered(right, n)
+    accepted = accept(PASSED, paired_difference(baseline, baseline), rule)
+    assert accepted.accepted == says_something
+    # What makes the difference: whether a schedule that answers nothing would be refused.
+    assert not accept(PASSED, paired_difference(baseline, answered(0, n)), rule).accepted
+    if not says_something:
+        assert f"the baseline is right on {right} of {n} probes" in accepted.reasons[0]
+
+
 def test_all_objections_are_given_at_once() -> None:
     assert len(accept(decide([], 1), holdout(9, 0)).reasons) == 2
 

@@ -243,3 +243,12 @@ def test_a_certificate_keeps_every_part_of_a_placement(tmp_path) -> None:
     certificate = validation.require_certificate()
     assert certificate.placement == placement
     assert Certificate.from_yaml(certificate.to_yaml()).placement == placement
+
+
+def test_shared_experts_must_be_there_to_be_moved() -> None:
+    facts = make_facts({1: 8, 2: 8}, blocks=4)
+    some = replace(facts, block_bytes={**facts.block_bytes, 2: BlockBytes(routed_experts=9, shared_experts=9)})
+    Placement(9, host_tensors=(HostTensors(TensorKind.SHARED_EXPERTS, (2,)),)).check(some)
+    for model, where in ((facts, "it has none"), (some, "Testling has them in 2")):
+        with pytest.raises(UserFileError, match=f"without shared experts: 1.*{where}"):
+            Placement(9, host_tensors=(HostTensors(TensorKind.SHARED_EXPERTS, (1,)),)).check(model)

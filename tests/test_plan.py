@@ -17,7 +17,7 @@ from modelfiles import COUNTS, INNER, WIDTH, dense_block, make_facts, moe_block,
 from routing_lab.errors import UserFileError
 from routing_lab.model import BlockCache, ModelMemory, TensorInfo
 from routing_lab.placement import HostTensors, Placement, TensorKind
-from routing_lab.plan import GIB, Limits, block_kinds, plan, suggest, trade
+from routing_lab.plan import GIB, Limits, kinds_of_blocks, plan, suggest, trade
 from routing_lab.published import PublishedTable
 
 MIB = 2**20
@@ -45,9 +45,10 @@ placements = st.builds(
     Placement,
     gpu_layers=st.integers(0, 9),
     host_experts=st.sets(st.integers(0, 5)).map(tuple),
-    host_tensors=st.dictionaries(st.sampled_from(TensorKind), st.sets(st.integers(0, 5), min_size=1).map(tuple)).map(
-        lambda parts: tuple(HostTensors(kind, blocks) for kind, blocks in parts.items())
-    ),
+    host_tensors=st.dictionaries(
+        st.sampled_from(sorted(set(TensorKind) - {TensorKind.SHARED_EXPERTS})),
+        st.sets(st.integers(0, 5), min_size=1).map(tuple),
+    ).map(lambda parts: tuple(HostTensors(kind, blocks) for kind, blocks in parts.items())),
     host_output=st.booleans(),
     host_kv=st.booleans(),
 )
@@ -150,7 +151,7 @@ def test_a_block_for_multi_token_prediction_is_not_loaded(tmp_path) -> None:
     assert set(memory.caches) == {0, 1}
     assert not any(memory.block_of(tensor) == 2 for tensor in memory.tensors)
     # It still counts where layers are counted: with the output, the last two blocks are three layers.
-    assert plan(memory, Placement(3)).device.weights["up_experts"] == block_kinds(memory, 1)["up_experts"]
+    assert plan(memory, Placement(3)).device.weights["up_experts"] == kinds_of_blocks(memory)[1]["up_experts"]
 
 
 def test_all_shards_of_a_split_model_are_added_up(tmp_path) -> None:
@@ -218,7 +219,7 @@ def test_layers_count_from_the_output_down() -> None:
 
 def test_kinds_of_a_block_add_up_to_its_bytes(tmp_path) -> None:
     memory = ModelMemory.read(write_moe(tmp_path / "m.gguf", shared=True))
-    assert set(block_kinds(memory, 1)) == {
+    assert set(kinds_of_blocks(memory)[1]) == {
         "up_experts",
         "gate_experts",
         "down_experts",
@@ -226,9 +227,9 @@ def test_kinds_of_a_block_add_up_to_its_bytes(tmp_path) -> None:
         "attention",
         "other",
     }
-    assert sum(block_kinds(memory, 1).values()) == memory.facts.block_bytes[1].total
+    assert sum(kinds_of_blocks(memory)[1].values()) == memory.facts.block_bytes[1].total
     path = write_gguf(tmp_path / "d.gguf", {**dense_block(0), **moe_block(1, 4)}, {**COUNTS, "block_count": 2})
-    assert set(block_kinds(ModelMemory.read(path), 0)) == {"attention", "dense_ffn"}
+    assert set(kinds_of_blocks(ModelMemory.read(path))[0]) == {"attention", "dense_ffn"}
 
 
 def test_a_cache_kept_on_the_host_is_counted_there() -> None:
@@ -317,3 +318,38 @@ def test_the_published_cost_of_a_blocks_experts_is_the_same_for_every_block_as_a
     memory = make_memory(expert_mib=100)
     sizes = [plan(memory, Placement(99, tuple(range(count)))).device.weight_bytes for count in range(7)]
     assert {before - after for before, after in itertools.pairwise(sizes)} == {300 * MIB}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What should be said
+
+
+def test_kinds_of_tensors_that_a_block_does_not_have_are_said_to_move_nothing() -> None:
+    moved = (HostTensors(TensorKind.DENSE_FFN, (0, 1)), HostTensors(TensorKind.ATTENTION, (0,)))
+    (note,) = plan(MEMORY, Placement(9, host_tensors=moved), context_tokens=512).notes
+    assert note == "host_tensors.dense_ffn moves nothing of blocks without any: 0-1"
+
+
+def test_a_tied_output_cannot_be_kept_on_the_host_and_works_on_the_device() -> None:
+    tied = make_memory(tied=True)
+    kept = plan(tied, Placement(7, host_output=True), context_tokens=512)
+    assert kept.notes == ("host_output moves nothing: the output matrix is the token embedding, under that name",)
+    bare = plan(tied, Placement(7), context_tokens=512)
+    assert (kept.device, kept.host) == (bare.device, bare.host)
+    assert plan(MEMORY, Placement(7, host_output=True), context_tokens=512).notes == ()
+
+
+def test_a_context_that_the_model_was_not_made_for_is_said() -> None:
+    assert plan(MEMORY, Placement(7), context_tokens=512).notes == ()
+    assert plan(MEMORY, Placement(7), context_tokens=513).notes == ("the model was made for at most 512 tokens",)
+
+
+def test_a_table_over_contexts_lays_every_placement_out_once(monkeypatch) -> None:
+    """A model of 94 blocks and a small device: nearly two hundred placements for each of nine contexts."""
+    laid_out = []
+    patterns = Placement.override_patterns
+    monkeypatch.setattr(Placement, "override_patterns", lambda self: (laid_out.append(self), patterns(self))[1])
+    rows = trade(make_memory(12), Limits(device_bytes=GIB), [1 << n for n in range(8, 17)])
+    assert len(rows) == 9
+    assert len(laid_out) <= 12 + 1 + 12 + 1
+    assert rows[3] == trade(make_memory(12), Limits(device_bytes=GIB), [1 << 11])[0]

@@ -50,3 +50,27 @@ def test_every_problem_of_a_table_is_listed(tmp_path) -> None:
         "rows[0].tokens_per_s",
         "rows[0].speed",
     ]
+
+
+def test_what_cannot_stand_in_a_table_is_refused(tmp_path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(
+        r'published: "x\e[2J"'
+        "\n"
+        r'source: {what: "a\nwarning: b", hardware: "c\u202e"}'
+        "\n"
+        r'rows: [{label: "\a", tokens_per_s: 5, tokens_per_s_to: 4}]'
+    )
+    with pytest.raises(UserFileError) as caught:
+        PublishedTable.load(path)
+    wrong = {problem.where: problem.what for problem in caught.value.problems}
+    assert list(wrong) == ["published", "source.what", "source.hardware", "rows[0].label", "rows[0].tokens_per_s_to"]
+    assert wrong["source.what"] == r"is 'a\nwarning: b', which has characters that do not print"
+    assert wrong["rows[0].tokens_per_s_to"] == "is 4, below tokens_per_s, 5"
+
+
+def test_a_table_without_rows_is_none(tmp_path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("published: x\nsource: {what: y}\nrows: []\n")
+    with pytest.raises(UserFileError, match="rows: is empty"):
+        PublishedTable.load(path)

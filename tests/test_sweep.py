@@ -17,7 +17,7 @@ from routing_lab.published import PublishedTable
 from routing_lab.report import figure_sweep, published_table, sweep_table
 from routing_lab.runtime.base import DecodeTiming
 from routing_lab.runtime.libllama import Buffer
-from routing_lab.sweep import SweepSettings, expert_placements, layer_placements, sweep
+from routing_lab.sweep import SweepRow, SweepSettings, expert_placements, layer_placements, sweep
 
 FACTS = make_facts({1: 8, 2: 8, 3: 8, 4: 8}, blocks=6, mtp=(5,))
 ONE, TWO, THREE = Placement(7, name="one"), Placement(7, (1,), "two"), Placement(3, name="three")
@@ -159,3 +159,12 @@ def test_a_sweep_is_shown_as_a_table_and_as_a_figure(tmp_path) -> None:
     assert (tmp_path / "s.svg").stat().st_size > 1000
     with pytest.raises(UsageError, match="nothing to draw"):
         figure_sweep(rows[2:])
+
+
+def test_what_was_measured_is_handed_out_after_every_round_and_an_interval_once_there_can_be_one() -> None:
+    kept: list[list[SweepRow]] = []
+    last = sweep(FakeMachine(broken="three").open, [ONE, TWO, THREE], SweepSettings(rounds=7), on_round=kept.append)
+    assert [len(rows[1].samples) for rows in kept] == [1, 2, 3, 4, 5, 6, 7]
+    assert [rows[1].ratio is None for rows in kept] == [True] * 5 + [False] * 2
+    assert all(rows[2].error == "out of memory" for rows in kept)
+    assert kept[-1] == last

@@ -167,6 +167,30 @@ def test_a_holdout_that_was_given_up_is_no_acceptance(facts: ModelFacts) -> None
     assert "holdout: undecided" in validation.results[0].acceptance.reasons[0]
 
 
+def test_a_process_lost_once_while_speed_is_measured_costs_only_that_measurement(facts: ModelFacts) -> None:
+    lost: list[str] = []
+
+    def once(request: str, _counts: object) -> bool:
+        if request != "decode_timing" or lost:
+            return False
+        lost.append(request)
+        return True
+
+    said: list[str] = []
+    settings = ValidateSettings()
+    whole = validate(make_runtime(facts, needs={}), make_probes(), [schedule(4, 4, 4, 4)], settings)
+    mended = validate(
+        make_runtime(facts, needs={}, fail=once),
+        make_probes(),
+        [schedule(4, 4, 4, 4)],
+        settings,
+        on_progress=lambda now: said.append(now.doing),
+    )
+    assert lost
+    assert "measuring given again: the model's process was lost" in said
+    assert mended.results == whole.results
+
+
 def test_a_process_lost_while_speed_is_measured_is_an_error(facts: ModelFacts) -> None:
     runtime = make_runtime(facts, fail=lambda request, _counts: request == "decode_timing")
     with pytest.raises(RuntimeFailureError):

@@ -76,7 +76,14 @@ _FRONT: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _SEPARATOR: Final = re.compile(r"(?:(?<=[\s\d)])(?:or|and)(?=[\s\d(])|;|, |(?<=\d)\s*或|(?<=\d)\s*和)", re.IGNORECASE)
+_PERCENT: Final = re.compile(r"%|per ?cent", re.IGNORECASE)
 _DIGIT: Final = re.compile(r"[0-9]")
+# "42 or so", "42, give or take", "42 cannot be right", "42 is impossible": these words say nothing wrong one by one.
+_TAKEN_BACK: Final = re.compile(
+    r"\b(?:or so|or thereabouts|give or take|(?:cannot|can never|could never) be (?:right|correct|true|the answer)"
+    r"|(?:is|was|seems|looks) (?:clearly |obviously |plainly )?(?:impossible|invalid|untrue|absurd|off))\b",
+    re.IGNORECASE,
+)
 
 _UNIT_SYMBOL: Final = (
     r"(?:[kcmnµμ]?m|[kmµμ]?g|t|[mnµμ]?s|sec|min|h|hr|hrs|[mcd]?[Ll]|k?[JNWV]|kWh|m?A|[kMG]?Hz|mol|C|F|k?Pa|ha|ft|in|yd|mi"
@@ -113,6 +120,8 @@ def read_number(text: str) -> Number | Reason:
 
 def _one_number(text: str) -> Number | Reason:
     """Rule 1: all the parts of the answer that hold digits are one and the same number."""
+    if _TAKEN_BACK.search(text):
+        return Reason.NOT_A_NUMBER
     parts = [part for part in _SEPARATOR.split(_without_brackets(text)) if part.strip()]
     if len(parts) > 1 and (mixed := _mixed_by_words(text)):
         return mixed
@@ -230,9 +239,9 @@ def _with_tail(number: Number, tail: str) -> Number | Reason:
         number = Number(number.value * 10 ** _SCALES[scale[1].lower()], number.quotient)
         tail = tail[scale.end() :]
     stripped = tail.strip()
-    if stripped.startswith(("%", "percent")):
+    if percent := _PERCENT.match(stripped):
         number = Number(number.value, number.quotient, percent=True)
-        tail = stripped.removeprefix("percent").removeprefix("%")
+        tail = stripped[percent.end() :]
         stripped = tail.strip()
     if not stripped or stripped in {".", ",", ";", ":", ")"} or _UNIT.fullmatch(tail.rstrip()):
         return number

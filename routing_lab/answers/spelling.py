@@ -63,7 +63,8 @@ _CHANGERS_WORDS: Final = """
     score k bn mn squared cubed factorial root sqrt cbrt log ln sin cos tan exp pi times plus minus
     over divided power mod modulo choose not isn wrong incorrect false no or nor either neither maybe perhaps
     possibly between about approximately roughly approx around least most more less than under almost nearly to
-    until through two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty infinity
+    until through below negative lakh lakhs crore crores mille promille permille basis mio mrd milliard milliards
+    myriad two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty infinity
     分之 百 千 万 亿 半 多 几 左右 或 不
 """
 _CHANGERS: Final = frozenset(_CHANGERS_WORDS.split())

@@ -29,12 +29,20 @@ _CHOICE: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _SECOND_CHOICE: Final = re.compile(
-    r"[\s*}.)]{0,4}(?:,|;|/|&|\b(?:or|and)\b|或|和|、)\s*+(?:or|and)?\s*+"
+    r"[\s*}.)]{0,4}(?:,|;|/|&|\b(?:or|and|as well as|plus)\b|或|和|、)\s*+(?:or|and)?\s*+"
     r"(?:(?:maybe|perhaps|possibly|probably|even|also|option|choice)\s++){0,3}[(\[]?(?P<other>[A-Za-z0-9])(?![A-Za-z0-9'])",
     re.IGNORECASE,
 )
+# "B, no C", "B; actually (C)": an article or an "I" that goes on as a sentence is no choice.
+_CORRECTED: Final = re.compile(
+    r"[\s*}.)]{0,4}[,;.?!:]?\s*+(?:(?i:no|wait|actually|rather|sorry|instead|hmm|i mean)[\s,:;.!]{1,3}){1,4}"
+    r"(?:(?i:option|choice|it is|it's)\s++){0,2}[(\[]?(?P<other>[B-HJ-Z0-9]|[AI](?=[\s.)\]!]*$))(?![A-Za-z0-9'])"
+)
 _DENIED: Final = re.compile(
-    r"[\s*)]*(?:is|was)?\s*(?:not|n't|isn't|wrong|incorrect|false|不)(?![A-Za-z])", re.IGNORECASE
+    r"[\s*)]*(?:(?:is|was)\s++(?:[a-z]{2,20}ly\s++){0,2}(?:out|excluded|impossible|ruled out|not|wrong|incorrect|false)"
+    r"|(?:is|was)?\s*(?:not|n't|isn't|wrong|incorrect|false|不)"
+    r"|(?:can|must) be (?:excluded|ruled out|eliminated)|cannot be (?:right|correct|true|the answer))(?![A-Za-z])",
+    re.IGNORECASE,
 )
 _ANOTHER_BRACKETED: Final = re.compile(r"[(\[]\s?([A-Z0-9])\s?[)\]]")
 _TWO_OPENLY: Final = re.compile(
@@ -58,7 +66,8 @@ def read_choice(text: str) -> str | Reason:
     if _DENIED.match(rest):
         return Reason.NOT_A_CHOICE
     second = _SECOND_CHOICE.match(rest)
-    others = {second["other"].upper()} if second else set()
+    corrected = _CORRECTED.match(rest)
+    others = {found["other"].upper() for found in (second, corrected) if found}
     others |= {other.upper() for other in _ANOTHER_BRACKETED.findall(rest)}
     return choice if others <= {choice} else Reason.AMBIGUOUS
 

@@ -57,9 +57,14 @@ def _of_blocks(certificate: Certificate) -> Iterator[Problem]:
             yield Problem(f"{part}.experts_used", listed)
         if (most := max(counts.values())) > model.experts:
             yield Problem(f"{part}.experts_used", f"has a count of {most}, and model.experts is {model.experts}")
-    last = max([*own, *certificate.placement.host_experts])
-    if last >= model.blocks:
+    placement = certificate.placement
+    named = [*own, *placement.host_experts, *(block for part in placement.host_tensors for block in part.blocks)]
+    if (last := max(named)) >= model.blocks:
         yield Problem("model.blocks", f"is {model.blocks}, and block {last} is named")
+    of = placement.model
+    if of is not None and (of.architecture, of.blocks, of.experts) != (model.architecture, model.blocks, model.experts):
+        told = f"{of.architecture} with {of.blocks} blocks of {of.experts} experts"
+        yield Problem("placement.model", f"is {told}, and model is another one")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from routing_lab.cli import options
 from routing_lab.cli.output import activity, console, print_json
+from routing_lab.errors import UsageError
 
 ROUNDS = 12
 PREFILL_TOKENS = 256
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from routing_lab.report import evaluation_table
 
     schedules = options.load_schedules(args.schedules)
+    _require_room(args)
     settings = EvaluateSettings(
         measure=options.measure_settings(args),
         stop_after_failures=1 if args.fail_fast else None,
@@ -68,3 +70,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         console().print(evaluation_table(result))
     return 0
+
+
+def _require_room(args: argparse.Namespace) -> None:
+    """Refuse prompts that the context cannot hold: they are measured last, after minutes. Raises ``UsageError``."""
+    context = options.runtime_options(args).context_tokens
+    if args.prefill and args.prefill + 1 > context:
+        raise UsageError(
+            f"--prefill {args.prefill} and a token after it do not fit in a context of {context}: give a smaller "
+            "number (0: prompts are not measured) or more context"
+        )

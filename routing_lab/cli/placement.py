@@ -6,14 +6,16 @@ import argparse
 import csv
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
 from routing_lab.cli.drawing import check_figure, drawn, require_libraries
 from routing_lab.cli.files import check_outputs, write_output
-from routing_lab.cli.output import activity, console, plain, print_json, size
-from routing_lab.errors import UsageError
+from routing_lab.cli.output import activity, console, plain, print_json, say_error, shown, size
+from routing_lab.errors import InterruptedStudyError, RuntimeUnsupportedError, UsageError, UserFileError
+from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from routing_lab.placement import Placement
     from routing_lab.plan import KvType, Limits, Plan, TradeRow
     from routing_lab.runtime.llama import LlamaRuntime
-    from routing_lab.sweep import SweepRow
+    from routing_lab.sweep import SweepRow, SweepSettings
 
 _FIRST_CONTEXT = 2048
 _LAST_CONTEXT = 1 << 18
@@ -89,6 +91,8 @@ def run_plan(args: argparse.Namespace) -> int:
     _require_sane(args)
     given = None if args.placement is None else Placement.load(args.placement)
     memory = ModelMemory.read(options.model_path(args))
+    if given is not None:
+        _require_fit(given, args.placement, memory.facts)
     limits = Limits(
         device_bytes=round(args.device_gib * GIB),
         host_bytes=_host_memory() if args.host_gib is None else round(args.host_gib * GIB),
@@ -125,6 +129,14 @@ def _require_sane(args: argparse.Namespace) -> None:
             raise UsageError(f"{option} is {value:g}; more than {most:,} cannot be planned")
 
 
+def _require_fit(placement: Placement, path: Path, facts: ModelFacts) -> None:
+    """Check a placement, under the name of its file, which is what the user gave. Raises ``UserFileError``."""
+    try:
+        placement.check(facts)
+    except UserFileError as error:
+        raise UserFileError(str(path), error.problems) from None
+
+
 def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -136,7 +148,7 @@ def _contexts(memory: ModelMemory, asked: int) -> list[int]:
 
 
 def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dict[str, object]:
-    from routing_lab.plan import block_kinds
+    from routing_lab.plan import kinds_of_blocks
 
     sides = {
         name: {
@@ -161,8 +173,8 @@ def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dic
         "warnings": list(result.warnings),
         "notes": list(result.notes),
         "blocks": {
-            str(block): {"weights": block_kinds(memory, block), "cache": plain(cache)}
-            for block, cache in memory.caches.items()
+            str(block): {"weights": kinds, "cache": plain(memory.caches[block])}
+            for block, kinds in kinds_of_blocks(memory).items()
         },
         "trade": plain(rows),
     }
@@ -172,7 +184,7 @@ def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits:
     out = console()
     out.print(_block_table(memory, result))
     out.print()
-    out.print(f"{result.placement.name or 'placement'}: {result.placement.describe()}")
+    out.print(shown(f"{result.placement.name or 'placement'}: {result.placement.describe()}"), soft_wrap=True)
     out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
     out.print()
     out.print(_sides_table(result, limits))
@@ -187,12 +199,12 @@ def _block_table(memory: ModelMemory, result: Plan) -> Table:
     from rich.table import Table
 
     from routing_lab.model import format_blocks
-    from routing_lab.plan import KINDS, block_kinds
+    from routing_lab.plan import KINDS, kinds_of_blocks
 
     alike: dict[tuple[tuple[tuple[str, int], ...], int], list[int]] = {}
-    for block in memory.caches:
-        cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens)
-        alike.setdefault((tuple(block_kinds(memory, block).items()), cached), []).append(block)
+    for block, sizes in kinds_of_blocks(memory).items():
+        cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens, result.element_bytes)
+        alike.setdefault((tuple(sizes.items()), cached), []).append(block)
     shown = [kind for kind in KINDS if any(kind in dict(kinds) for kinds, _ in alike)]
     table = Table("blocks", title="each block, MiB", title_justify="left", box=None, pad_edge=False)
     for name in (*shown, "cache"):
@@ -256,9 +268,10 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--layers", metavar="LIST", help="whole layers on the device, as --gpu-layers counts them")
     parser.add_argument("--tokens", type=options.positive, default=64, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rounds", type=options.positive, default=6, metavar="N", help="default: %(default)s")
+    rounds = options.whole(1, options.MOST_ROUNDS)
+    parser.add_argument("--rounds", type=rounds, default=6, metavar="N", help="default: %(default)s")
     parser.add_argument("--keep-loaded", action="store_true", help="load every placement once and keep all in memory")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, after every round")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="YAML", help="a published table to print below"
@@ -271,30 +284,82 @@ def run_sweep(args: argparse.Namespace) -> int:
     """Measure, and print one row per placement."""
     from routing_lab.published import PublishedTable
     from routing_lab.report import published_table, sweep_table
-    from routing_lab.sweep import SweepSettings, sweep
+    from routing_lab.sweep import warnings
 
     check_figure(args.figure)
     require_libraries(matplotlib=args.figure)
     check_outputs(args)
+    _require_in_process(args)
+    tables = [PublishedTable.load(path) for path in args.beside]
+    facts = options.read_facts(args)
+    options.require_context(args, facts)
+    placements = _placements(args, facts)
+    settings = _sweep_settings(args)
+    rows = _swept(args, placements, settings)
+    if args.json:
+        found = {"placements": [row.to_dict() for row in rows], "warnings": warnings(rows), "published": plain(tables)}
+        print_json(found)
+    else:
+        console().print(sweep_table(rows))
+        for warning in warnings(rows):
+            console().print(f"warning: {warning}")
+        for table in tables:
+            console().print()
+            console().print(published_table(table))
+    # Only now: where the rest fails, what was measured is on the screen at least.
+    if all(row.error is not None for row in rows):
+        return say_error(RuntimeUnsupportedError(f"no placement ran; the first one: {rows[0].error}"))
+    try:
+        _write_results(args, rows)
+    except UserFileError as error:
+        return say_error(error)
+    return 0
+
+
+def _require_in_process(args: argparse.Namespace) -> None:
+    """Refuse what a sweep cannot do. Raises ``UsageError``."""
+    options.check_server(args)
+    if args.runtime == "server":
+        raise UsageError("--runtime server: a sweep measures libllama in process; leave the option away")
     if args.keep_loaded and args.rpc:
         raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
-    tables = [PublishedTable.load(path) for path in args.beside]
-    placements = _placements(args, options.read_facts(args))
+
+
+def _sweep_settings(args: argparse.Namespace) -> SweepSettings:
+    from routing_lab.sweep import SweepSettings
+
     try:
         settings = SweepSettings(tokens=args.tokens, rounds=args.rounds, keep_loaded=args.keep_loaded)
     except ValueError as error:
         raise UsageError(f"--rounds: {error}") from error
-    with activity("loading the model") as say_doing:
-        rows = sweep(_opener(args), placements, settings, on_progress=say_doing)
-    _write_results(args, rows)
-    if args.json:
-        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
-    else:
-        console().print(sweep_table(rows))
-        for table in tables:
-            console().print()
-            console().print(published_table(table))
-    return 0
+    needed = settings.prompt_tokens + max(settings.tokens, settings.warmup_tokens)
+    if needed > args.context:
+        raise UsageError(
+            f"--context {args.context} is less than the {needed} tokens of a turn (prompt, and warm-up or --tokens): "
+            "give fewer tokens or more context"
+        )
+    return settings
+
+
+def _swept(args: argparse.Namespace, placements: list[Placement], settings: SweepSettings) -> list[SweepRow]:
+    """Every row. Raises ``InterruptedStudyError`` after Ctrl-C, which says what is kept."""
+    from routing_lab.sweep import sweep
+
+    done = 0
+
+    def keep(rows: list[SweepRow]) -> None:
+        nonlocal done
+        done += 1
+        if args.csv is not None:
+            with suppress(UserFileError):  # it may work again at the end, and is said there
+                write_output(args.csv, _csv(rows).encode())
+
+    try:
+        with unwinding(), activity("loading the model") as say_doing:
+            return sweep(_opener(args), placements, settings, on_progress=say_doing, on_round=keep)
+    except KeyboardInterrupt:
+        kept = f"{args.csv} holds them" if args.csv is not None else "--csv FILE would have kept them"
+        raise InterruptedStudyError(f"interrupted after {done} of {settings.rounds} rounds; {kept}") from None
 
 
 def _placements(args: argparse.Namespace, facts: ModelFacts) -> list[Placement]:
@@ -352,6 +417,4 @@ def _csv(rows: Sequence[SweepRow]) -> str:
 
 def _fastest(rows: Sequence[SweepRow]) -> Placement:
     ran = [row for row in rows if row.tokens_per_s is not None]
-    if not ran:
-        raise UsageError("no placement ran, so there is none to write")
     return max(ran, key=lambda row: row.tokens_per_s or 0.0).placement

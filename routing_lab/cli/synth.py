@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from routing_lab.cli import options
 from routing_lab.cli.files import check_output
 from routing_lab.cli.output import console, fact_table, print_json, progress_console, size
+from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
     from routing_lab.synth import Shape
@@ -83,7 +84,8 @@ def _write(args: argparse.Namespace, shape: Shape, size_bytes: int) -> None:
     from routing_lab.synth import write_model
 
     columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console(), transient=True) as progress:
+    # Unwinding removes what was written of it: gigabytes that nobody would look for.
+    with unwinding(), Progress(*columns, console=progress_console(), transient=True) as progress:
         task = progress.add_task("", total=size_bytes)
         write_model(args.output, shape, args.type, args.seed, on_progress=lambda count: progress.advance(task, count))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import logging
 import math
 import random
 import re
@@ -380,6 +381,8 @@ def _in_split(probe: Probe, split: Split) -> Probe:
 # ---------------------------------------------------------------------------------------------------------------------
 # Where rows come from
 
+_MOST_CSV_FIELD = 1 << 30  # longer ones than MAX_FIELD_CHARACTERS are rejected row by row
+
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 
 
@@ -415,7 +418,7 @@ def _folder_rows(path: Path, recipe: Recipe) -> list[Row]:
         try:
             table = datasets.load_dataset(str(path), recipe.config, split=recipe.split, streaming=True)
             rows: list[Row] = [dict(row) for row in table]
-        except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, KeyError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
             what = f"cannot be read as a data set: {_first_line(error)}"
             raise UserFileError(str(path), [Problem("", what, "choose with --config and --split")]) from None
     _check_columns(str(path), rows, recipe)
@@ -438,7 +441,15 @@ def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
             rows: list[Row] = [dict(row) for row in table]
         except StopIteration:  # how the library ends on a JSON file without a line
             raise UserFileError(str(path), [Problem("", "has no rows")]) from None
-        except (OSError, ValueError, csv.Error, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            csv.Error,
+            pa.ArrowException,
+            datasets.exceptions.DatasetsError,
+        ) as error:
+            # KeyError: a column whose name holds a NUL
             raise UserFileError(str(path), [Problem("", f"cannot be read as {kind}: {_first_line(error)}")]) from None
     _check_columns(str(path), rows, recipe)
     return rows
@@ -448,9 +459,19 @@ def _csv_options(path: Path, datasets: ModuleType) -> dict[str, Any]:
     """Options under which every column is read as text: guessing types would turn 007 into 7 and 0.50 into 0.5."""
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open(encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=separator), [])
-    if len(set(header)) < len(header) or not header:
-        raise ValueError("the first line has to name every column, each once")
+        lines = csv.reader(file, delimiter=separator)
+        header = next(lines, [])
+        if len(set(header)) < len(header) or not header:
+            raise ValueError("the first line has to name every column, each once")
+        # The library would take the first fields of such a line for its name, and each column for the one before.
+        before = csv.field_size_limit(_MOST_CSV_FIELD)
+        try:
+            too_many = any(len(fields) > len(header) for fields in lines)
+        finally:
+            csv.field_size_limit(before)
+    if too_many:
+        what = f"line {lines.line_num} has more fields than the {len(header)} columns that the first line names"
+        raise ValueError(f"{what}; a text with {separator!r} in it belongs in quotes")
     features = datasets.Features({column: datasets.Value("string") for column in header})
     return {"features": features, "keep_default_na": False, "sep": separator}
 
@@ -478,12 +499,15 @@ def _quiet_datasets() -> Iterator[ModuleType]:
     """The ``datasets`` library without log lines of its own: what goes wrong is said once, by us."""
     import datasets  # takes seconds
 
-    before = datasets.logging.get_verbosity()
+    before, hub = datasets.logging.get_verbosity(), logging.getLogger("huggingface_hub")
+    before_hub = hub.level
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    hub.setLevel(logging.CRITICAL)
     try:
         yield datasets
     finally:
         datasets.logging.set_verbosity(before)
+        hub.setLevel(before_hub)
 
 
 def _check_columns(source: str, rows: list[Row], recipe: Recipe) -> None:

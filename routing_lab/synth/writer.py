@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from routing_lab.errors import UsageError
+from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.synth.shapes import Shape
 from routing_lab.synth.tokenizer import add_tokenizer
 from routing_lab.synth.weights import WeightType, tensor_bytes, tensor_chunks
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["check_room", "model_name", "weight_bytes", "write_model"]
 
 _ALIGNMENT: Final = 32
+_LONGEST_NAME: Final = 240  # bytes, of the 255 that file systems take
 _HEADER_ROOM: Final = 16 * 2**20  # a vocabulary of a quarter of a million tokens takes 6 MB
 
 
@@ -63,19 +65,26 @@ def write_model(
     Equal arguments give equal bytes. ``on_progress`` gets the number of bytes of every piece that was written.
 
     Raises:
-        UsageError: There is not enough room, or the file cannot be written, or ``path`` is a folder or a device.
+        UsageError: There is not enough room.
+        UserFileError: The file cannot be written, or ``path`` is a folder or a device.
     """
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} cannot be written: it is no regular file")
-    partial = path.with_name(path.name + ".partial")
+        raise _unwritable(path, "it is no regular file")
     try:
-        check_room(path, shape, kind)
-        _write(partial, shape, kind, seed, on_progress or (lambda _count: None))
-        partial.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+        target = path.resolve()  # a link goes on leading there: one such as /dev/stdout is not ours to replace
+        partial = target.with_name(os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME]) + ".partial")
+        try:
+            check_room(target, shape, kind)
+            _write(partial, shape, kind, seed, on_progress or (lambda _count: None))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _unwritable(path: Path, why: str) -> UserFileError:
+    return UserFileError(str(path), [Problem("", f"cannot be written: {why}")])
 
 
 def _write(path: Path, shape: Shape, kind: WeightType, seed: int, on_progress: Callable[[int], None]) -> None:

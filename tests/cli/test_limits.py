@@ -35,6 +35,8 @@ def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*EVALUATE, "--rounds", "5"], "at least 6"),
         ([*EVALUATE, "--tokens", "4081"], "--context 4096"),
         ([*EVALUATE, "--host-experts", "5-2"], "backwards"),
+        ([*EVALUATE, "--context", "256"], "--prefill 256"),
+        ([*EVALUATE, "--prefill", "4096"], "context of 4096"),
         (["search", "--hours", "1e-9"], "0.001"),
         (["search", "--hours", "nan"], "8760"),
         (["search", "--hours", "inf"], "8760"),

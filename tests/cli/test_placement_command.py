@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +17,12 @@ from rpcserver import llama_bin, rpc_server
 
 from routing_lab import demo
 from routing_lab.cli import main
+from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.model import ModelFacts
 from routing_lab.overrides import parse_placement
 from routing_lab.placement import Placement
 from routing_lab.runtime import RuntimeOptions
+from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.search import StudySettings, run_study
 
 MIB_IN_GIB = 1 / 1024
@@ -44,6 +52,16 @@ def test_a_table_says_what_fits_and_what_a_context_costs(capsys) -> None:
     assert "compute (estimate)" in text
     assert "--n-gpu-layers 7" in text
     assert "context against blocks" in text
+
+
+@pytest.mark.parametrize(("kv_type", "cache"), [("f16", "1.00"), ("f32", "2.00"), ("q8_0", "0.53")])
+def test_the_cache_of_a_block_is_shown_in_the_type_that_was_asked_for(capsys, kv_type, cache) -> None:
+    assert main(["placement", "plan", "--device-gib", "12", "--context", "4096", "--kv-type", kv_type]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("0-5"))
+    assert row.split()[-1] == cache
+    code, fields = plan(capsys, "--device-gib", "12", "--context", "4096", "--kv-type", kv_type)
+    assert code == 0
+    assert fields["device"]["cache_bytes"] / 6 / 2**20 == pytest.approx(float(cache), abs=0.005)
 
 
 def test_swap_is_warned_about(capsys) -> None:
@@ -80,7 +98,16 @@ def test_a_placement_for_another_model_is_refused(capsys, tmp_path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("model: {architecture: qwen35moe, blocks: 41, experts: 256}\ngpu_layers: 99\n")
     assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 3
-    assert "this placement is for another model" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"error: {file}: 3 problems" in error
+    assert "this placement is for another model" in error
+
+
+def test_the_name_of_a_placement_cannot_forge_a_line(capsys, tmp_path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(r'placement: "x\e[2J\nwarning: y"')
+    assert main(["placement", "plan", "--device-gib", "1", "--placement", str(file)]) == 0
+    assert "\nx\\x1b[2J\\nwarning: y: everything in host memory\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("endpoint", ["localhost", ":5", "h:0", "h:99999", "h:x"])
@@ -113,6 +140,12 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
         (["--blocks", "99"], "the model has 6"),
         (["--layers", "-1"], "--layers needs a whole number"),
         (["--layers", "8"], "layers: "),
+        (["--rounds", "1000000"], "at most 300"),
+        (["--runtime", "server"], "in process"),
+        (["--llama-server", "/nowhere"], "--runtime server"),
+        (["--context", "4097"], "at most 4096 tokens"),
+        (["--tokens", "4081"], "4097 tokens of a turn"),
+        (["--tokens", "1", "--context", "31"], "32 tokens of a turn"),
         (["--figure", "x.doc"], "must end in .png"),
         (["--keep-loaded", "--rpc", "127.0.0.1:9"], "does not work with --rpc"),
     ],
@@ -146,6 +179,47 @@ def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) ->
     assert header.startswith("placement,gpu_layers,host_experts,tokens_per_s")
     assert len(lines) == 2
     assert Placement.load(best).name in {row["placement"] for row in rows}
+
+
+@pytest.mark.model
+def test_a_sweep_without_a_device_says_so(capsys) -> None:
+    argv = ["placement", "sweep", "--blocks", "0", "--layers", "0", "--tokens", "1", "--context", "64", "--keep-loaded"]
+    assert main(argv) == 0
+    assert "warning: nothing was put on a device" in capsys.readouterr().out
+
+
+def test_a_sweep_of_which_nothing_ran_is_shown_and_a_failure(capsys, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeUnsupportedError("no memory for it")
+
+    monkeypatch.setattr(LlamaRuntime, "__init__", refuse)
+    assert main(["placement", "sweep", "--blocks", "0", "--layers", "0", "--json"]) == 4
+    said = capsys.readouterr()
+    assert [row["error"] for row in json.loads(said.out)["placements"]] == ["no memory for it"] * 2
+    assert said.err == "routing-lab: error: no placement ran; the first one: no memory for it\n"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_ended_leaves_the_rounds_that_were_done(tmp_path, number) -> None:
+    table = tmp_path / "s.csv"
+    argv = ["--blocks", "0,2", "--tokens", "1", "--rounds", "300", "--context", "64", "--csv", str(table)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "routing_lab", "placement", "sweep", *argv], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not table.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["tokens_per_s"]) > 0 for row in rows] == [True, True]
+    if number is signal.SIGTERM:
+        assert process.returncode == 130, error
+        assert re.search(r"interrupted after \d+ of 300 rounds; .*s.csv holds them", error)
 
 
 @pytest.mark.model

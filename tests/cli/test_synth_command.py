@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -94,3 +97,20 @@ def test_a_disk_without_room_is_found_out_before_the_work(
     assert "less width" in error
     assert list(tmp_path.iterdir()) == []
     assert main([*TINY, "-o", str(tmp_path / "small.gguf")]) == 0
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "big.gguf"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "routing_lab", "synth", "--shape", "qwen3moe-30b-a3b", "--blocks", "4", "-o", str(path)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("big.gguf.*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in error) == (130, False)
+    assert list(tmp_path.iterdir()) == []

@@ -109,6 +109,24 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, name: str, content, messa
         import_probes(str(file), PLAIN)
 
 
+@pytest.mark.parametrize("row", ["What is 1,000+1?,1001", "1+1,2,", '"1,1",2,3'])
+def test_a_line_of_more_fields_than_there_are_columns_is_refused_and_not_shifted(tmp_path: Path, row: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text(f"q,a\n2+2,4\n{row}\n")
+    with pytest.raises(UserFileError, match="line 3 has more fields than the 2 columns that the first line names"):
+        import_probes(str(file), PLAIN)
+    file.write_text('q,a\n2+2,4\n"What is 1,000+1?",1001\n')
+    assert {probe.prompt for probe in import_probes(str(file), PLAIN).probe_set.items} == {"2+2", "What is 1,000+1?"}
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.csv", "q\0,a\n1,2\n"), ("t.jsonl", '{"q\\u0000": 1, "a": 2}\n')])
+def test_a_column_with_a_nul_in_its_name_is_one_clear_error(tmp_path: Path, name: str, content: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(UserFileError, match="cannot be read as"):
+        import_probes(str(file), PLAIN)
+
+
 @pytest.mark.parametrize("source", ["gsm8k", "openai/gsm8k"])
 def test_a_hub_that_cannot_be_reached_is_a_usage_error_with_a_way_out(source: str) -> None:
     with pytest.raises(UsageError, match=r"cannot be reached for openai/gsm8k.*parquet"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiny import TINY
 
-from routing_lab.errors import UsageError
+from routing_lab.errors import UserFileError
 from routing_lab.model import ModelFacts
 from routing_lab.synth import (
     WEIGHT_TYPES,
@@ -154,7 +154,7 @@ def test_a_write_that_stops_half_way_leaves_the_old_file_and_nothing_else(stop: 
     def fail(_count: int) -> None:
         raise stop
 
-    with pytest.raises((UsageError, KeyboardInterrupt)) as caught:
+    with pytest.raises((UserFileError, KeyboardInterrupt)) as caught:
         write_model(path, TINY["qwen3moe"], on_progress=fail)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
     assert path.read_text() == "old"
@@ -162,15 +162,15 @@ def test_a_write_that_stops_half_way_leaves_the_old_file_and_nothing_else(stop: 
         assert "cannot be written: No space left on device" in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
+def test_a_folder_that_is_not_there_is_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserFileError, match="cannot be written"):
         write_model(tmp_path / "nowhere" / "model.gguf", TINY["qwen3moe"])
 
 
 def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UserFileError, match="no regular file"):
         write_model(pipe, TINY["qwen3moe"])
     assert pipe.is_fifo()
 
@@ -202,3 +202,28 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path.unlink(missing_ok=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the limit holds\n"
+
+
+def test_a_link_goes_on_leading_to_the_file_that_is_written(tmp_path: Path) -> None:
+    """``-o /dev/stdout > model.gguf``: the link belongs to the system, and its folder is no place to write to."""
+    (tmp_path / "links").mkdir()
+    link, file = tmp_path / "links" / "stdout", tmp_path / "model.gguf"
+    file.write_text("old")
+    link.symlink_to(file)
+    write_model(link, TINY["qwen3moe"])
+    assert link.is_symlink()
+    assert ModelFacts.read(file).architecture == "qwen3moe"
+    assert [entry.name for entry in link.parent.iterdir()] == ["stdout"]
+
+
+@pytest.mark.parametrize("name", ["a" * 250 + ".gguf", "ä" * 120 + ".gguf"])
+def test_a_name_as_long_as_names_get_is_written(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / name, TINY["qwen3moe"])
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_links_in_a_circle_are_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserFileError, match="cannot be written"):
+        write_model(tmp_path / "a", TINY["qwen3moe"])
