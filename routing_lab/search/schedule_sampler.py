@@ -1,8 +1,9 @@
 """A sampler made for schedules: it proposes what is probably faster than the best accepted one and probably passes.
 
 Two models of ``surrogate`` learn from every trial: the time of a token, and the odds that a probe fails. The worth of a
-point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. No
-rule of thumb is in it: which blocks matter is what the trials say.
+point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. What
+is surely slower than that, by the time model and its uncertainty, is proposed when nothing else is left. No rule of
+thumb is in it: which blocks matter is what the trials say.
 
 A trial tells what it found in the user attribute ``EVIDENCE``, beside its value and its constraint, which is all that
 Optuna's own samplers read. A space of up to ``ENUMERABLE`` points is looked at whole. In a larger one the points are
@@ -31,6 +32,10 @@ EVIDENCE: Final = "routing_lab.evidence"
 
 _FINISHED: Final = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _USUAL_HALF_WIDTH: Final = 0.03
+SURELY: Final = 3.0
+"""Deviations of the time model within which a schedule might still be as fast as the best accepted one."""
+_LAST: Final = 1e9
+"""Taken from the worth (a logarithm) of what is surely slower: it is proposed when nothing else is left."""
 
 
 def evidence_attribute(half_width: float | None, seen: Evidence | None) -> dict[str, Any]:
@@ -167,9 +172,12 @@ class ScheduleSampler(BaseSampler):
 
     def _worth(self, points: Sequence[Point], failures: FailureModel) -> Any:  # noqa: ANN401 - a numpy array
         counts = self._counts(points)
-        gain = expected_gain(*self._time.predict(counts), self._best)
+        ratios, deviations = self._time.predict(counts)
+        gain = expected_gain(ratios, deviations, self._best)
         # As logarithms: while nothing passes, all probabilities are small, and the least small one shows the way.
-        return np.log(np.maximum(gain, 1e-300)) + failures.log_passing(counts, self._evidence[-1].total)
+        worth = np.log(np.maximum(gain, 1e-300)) + failures.log_passing(counts, self._evidence[-1].total)
+        # However sure it is to pass: what is surely slower than the best would be measured for nothing.
+        return np.where(ratios + SURELY * deviations < self._best, worth - _LAST, worth)
 
     def _pool(self) -> list[Point]:
         """Points to choose from, none of them taken."""
