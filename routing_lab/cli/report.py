@@ -43,7 +43,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         "--sensitivity",
         type=Path,
         metavar="FILE",
-        help="draw what each block or band loses alone, of a study that began with --start sensitivity",
+        help="draw what each block or band loses alone, of a study with --start map or sensitivity",
     )
 
 

@@ -57,10 +57,11 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--start",
-        choices=("uniform", "sensitivity", "none"),
+        choices=("uniform", "sensitivity", "map", "none"),
         default="uniform",
-        help="before the sampler proposes: the uniform schedules; each block or band cut alone, through the whole gate "
-        "and not timed (not counted by --trials); or nothing (default: %(default)s)",
+        help="before the sampler proposes: the uniform schedules; each block or band cut alone as far as the space "
+        "goes, not timed and not counted by --trials; a map of that, with whole gates and gentler cuts; or nothing "
+        "(default: %(default)s)",
     )
     parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -138,8 +139,8 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
 
     facts = options.read_facts(args)
     space.check(facts)
-    if args.start == "sensitivity":
-        SingleCuts(Dimensions(space, facts))
+    if args.start in {"sensitivity", "map"}:
+        SingleCuts(Dimensions(space, facts), gentler=args.start == "map")
     path = study_storage(args)
     with study_lock(path, args.study):
         pass
@@ -270,7 +271,7 @@ class _Bar:
                 f"baseline: {baseline.tokens_per_s:,.1f} tokens/s, "
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
-            if self._start == "sensitivity" and (calibration := baseline.calibration) and calibration.reason:
+            if self._start in {"sensitivity", "map"} and (calibration := baseline.calibration) and calibration.reason:
                 self._bar.print(shown(f"no sensitivity pass, the uniform schedules instead: {calibration.describe()}"))
             if baseline.failures:
                 self._bar.print(shown(f"the baseline itself fails: {', '.join(baseline.failures)}"))
@@ -281,7 +282,7 @@ class _Bar:
                 description="sensitivity",
                 total=cuts,
                 completed=progress.cuts_done,
-                state="at least: what breaks alone is asked again, cut less",
+                state="each part cut alone" + (", less where it fails" if self._start == "map" else ""),
             )
             return
         self._bar.update(

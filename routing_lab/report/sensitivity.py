@@ -36,7 +36,8 @@ class SingleCut:
     """One cell of the map: ``blocks`` alone consult ``count`` experts, all others as many as the model has.
 
     ``kept_share`` is the share of the baseline's words that were said again (``None``: no draft was checked),
-    ``failed`` the probes that count against the cut, of ``run`` that were asked.
+    ``failed`` the probes that count against the cut, of ``run`` that were asked; fewer than the ``total`` of the gate
+    where the run stopped at its first failures.
     """
 
     blocks: tuple[int, ...]
@@ -45,6 +46,7 @@ class SingleCut:
     kept_share: float | None
     failed: int
     run: int
+    total: int
     smallest_margin: float | None
 
 
@@ -69,6 +71,7 @@ def _cell(study: StudyRecord, trial: TrialRecord, own: Mapping[int, int]) -> Sin
         kept_share=None if study.baseline is None else trial.kept_share(study.baseline),
         failed=len(trial.verdict.failures),
         run=trial.verdict.run,
+        total=trial.verdict.total,
         smallest_margin=trial.smallest_margin,
     )
 
@@ -83,6 +86,7 @@ def sensitivity_fields(study: StudyRecord) -> list[dict[str, Any]]:
             "kept_share": cell.kept_share,
             "failed": cell.failed,
             "run": cell.run,
+            "total": cell.total,
             "smallest_margin": cell.smallest_margin,
         }
         for cell in single_cuts(study)
@@ -115,7 +119,12 @@ def _cell_text(cell: SingleCut | None) -> Text:
     if cell is None:
         return Text(_NOT_ASKED, style="dim")
     kept = "?" if cell.kept_share is None else _percent(cell.kept_share)
-    return Text(f"{kept} ✗{cell.failed}", style="red") if cell.failed else Text(f"{kept} ✓", style="blue")
+    return Text(f"{kept} ✗{_failures(cell)}", style="red") if cell.failed else Text(f"{kept} ✓", style="blue")
+
+
+def _failures(cell: SingleCut) -> str:
+    """How many probes failed, as far as the run went."""
+    return str(cell.failed) if cell.run == cell.total else f"{cell.failed}/{cell.run}"
 
 
 def _percent(share: float) -> str:
@@ -124,11 +133,13 @@ def _percent(share: float) -> str:
 
 
 def _notes(cells: tuple[SingleCut, ...]) -> list[str]:
-    asked = max((cell.run for cell in cells), default=0)
-    return [
-        f"Share of the baseline's words kept; ✓ all {asked} gate probes correct, ✗n so many failed.",
-        f"{_NOT_ASKED} not asked: the pass goes from the largest cut up to the first that passes.",
-    ]
+    gate = max((cell.total for cell in cells), default=0)
+    notes = [f"Share of the baseline's words kept; ✓ all {gate} gate probes correct, ✗ so many failed."]
+    if any(cell.run < cell.total for cell in cells):
+        notes.append("✗n/m: n of the first m, where the run stopped; --start map asks the whole gate.")
+    if any(cell.count != cells[0].count for cell in cells):
+        notes.append(f"{_NOT_ASKED} not asked: the map goes from the largest cut up to the first that passes.")
+    return notes
 
 
 def figure_sensitivity(study: StudyRecord) -> Figure:
@@ -139,7 +150,7 @@ def figure_sensitivity(study: StudyRecord) -> Figure:
     """
     cells = single_cuts(study)
     if not cells:
-        raise UsageError(f"study {study.name} has no sensitivity pass to draw: search --start sensitivity makes one")
+        raise UsageError(f"study {study.name} has no sensitivity pass to draw: search --start map makes one")
     blocks, counts, by_place = _grid(cells)
     labels = [format_blocks(named) for named in blocks]
     width = min(max(4.5, 2.4 + 0.5 * len(blocks)), 11.0)
@@ -156,13 +167,20 @@ def figure_sensitivity(study: StudyRecord) -> Figure:
         axes.set_yticks(range(len(counts)), [str(count) for count in counts])
         axes.set_xlabel("blocks that are cut alone")
         axes.set_ylabel("experts left")
-        axes.set_title(f"each part cut alone: probes failed of {max(cell.run for cell in cells)}\n(empty: not asked)")
+        axes.set_title(_figure_title(cells, full=len(cells) == len(blocks) * len(counts)))
         axes.tick_params(length=0)
         axes.grid(visible=False)
         for spine in axes.spines.values():
             spine.set_visible(False)
         _add_scale(figure, axes, worst)
     return figure
+
+
+def _figure_title(cells: tuple[SingleCut, ...], *, full: bool) -> str:
+    title = f"each part cut alone: probes failed of {max(cell.total for cell in cells)}"
+    if any(cell.run < cell.total for cell in cells):
+        title += "\n(n/m: of the first m, where the run stopped)"
+    return title if full else f"{title}\n(empty: not asked)"
 
 
 def _draw_cell(axes: Axes, cell: SingleCut | None, column: int, row: int, worst: float) -> None:
@@ -176,7 +194,7 @@ def _draw_cell(axes: Axes, cell: SingleCut | None, column: int, row: int, worst:
     lost = 1 - (cell.kept_share or 0.0)
     axes.add_patch(Rectangle(corner, 0.94, 0.9, facecolor=colormaps["cividis"](lost / worst), linewidth=0))
     ink = "black" if lost > worst / 2 else "white"
-    axes.text(column, row, str(cell.failed), ha="center", va="center", color=ink, fontsize=8)
+    axes.text(column, row, _failures(cell), ha="center", va="center", color=ink, fontsize=8)
 
 
 def _add_scale(figure: Figure, axes: Axes, worst: float) -> None:

@@ -60,8 +60,13 @@ class History:
         if given_up or (evaluated and not (record.is_single_cut and passed)):
             # A single cut that passed was not timed, so that it is still a schedule to propose.
             self.taken.add(point)
-        if record.is_single_cut and (evaluated or given_up):
+        if record.is_single_cut and (given_up or (evaluated and not self._is_cut_short(record))):
             self.cuts[point] = passed
+
+    def _is_cut_short(self, record: TrialRecord) -> bool:
+        """Whether a map wants more than this run, which an earlier session ended at its first failure."""
+        verdict = record.verdict
+        return self._settings.start == "map" and verdict.run < verdict.total and not verdict.errors
 
     def _add_result(self, record: TrialRecord) -> None:
         self.evaluated += 1

@@ -28,7 +28,7 @@ SCHEMA: Final = 2
 """Version of everything that is written to a storage."""
 
 SINGLE_CUT: Final = "sensitivity"
-"""Origin of a trial of the sensitivity pass: one dimension is cut alone, the whole gate asked and no speed measured."""
+"""Origin of a trial of the sensitivity pass: one dimension is cut alone, the gate asked and no speed measured."""
 
 KEPT_OF_A_FAILURE: Final = 400
 """Characters of a completion that is not correct, from its end; correct ones are not kept."""

@@ -1,8 +1,8 @@
 """What each dimension loses alone: the schedules that cut only one, and which of them to ask next.
 
-The largest cut of every dimension comes first. A dimension whose cut passes the whole gate is done: a gentler one of
-the same blocks would say less than any other question. So a space of d dimensions takes d gate runs and a few more
-where something breaks, instead of one for each of its counts.
+Two kinds of pass. To start a search, the largest cut of every dimension is asked and no other: on the table of the
+demo model (``benchmarks/tabular``) the gentler ones cost more than they tell. For a map of what each count loses, a
+dimension whose cut failed is asked again, cut less, until one passes the whole gate.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ __all__ = ["SingleCuts"]
 class SingleCuts:
     """The points of a space at which one dimension is cut and all others have the model's own count.
 
+    Args:
+        dimensions: The space.
+        gentler: Whether a cut that failed is followed by a gentler one.
+
     Raises:
         UsageError: The space cannot leave a dimension uncut, or has nothing to cut.
     """
 
-    def __init__(self, dimensions: Dimensions) -> None:
+    def __init__(self, dimensions: Dimensions, *, gentler: bool) -> None:
         missing = [
             name
             for (name, counts), own in zip(dimensions.choices.items(), dimensions.own, strict=True)
@@ -31,11 +35,11 @@ class SingleCuts:
         if missing:
             raise UsageError(
                 f"to cut one dimension alone the others keep the model's own count, which the space does not offer in "
-                f"{', '.join(missing)}: add it to its counts, or begin another way than with sensitivity"
+                f"{', '.join(missing)}: add it to its counts, or begin another way (--start)"
             )
         whole = [counts.index(own) for counts, own in zip(dimensions.choices.values(), dimensions.own, strict=True)]
         self.by_dimension: tuple[tuple[Point, ...], ...] = tuple(
-            tuple((*whole[:column], rank, *whole[column + 1 :]) for rank in range(own))
+            tuple((*whole[:column], rank, *whole[column + 1 :]) for rank in range(own if gentler else min(own, 1)))
             for column, own in enumerate(whole)
         )
         """For each dimension its cuts, the largest first; none where the model's own count is the smallest choice."""

@@ -7,7 +7,7 @@ the cheapest. Which it is depends on the model: a gate of drafts is cheap on a s
 reasons. What was skipped is recorded as skipped, never as a value.
 
 **The sensitivity pass.** Where the study begins with it, every dimension is first cut alone, as trials of that
-origin: the whole gate is asked, so that its result is a graded one, and no speed is measured. They are no candidates
+origin that are not timed. For a map the whole gate is asked, so that its result is a graded one. They are no candidates
 and are not counted, and a cut that passed may be proposed again.
 
 **Order in the gate.** The probes that failed most often in this study come first: a run ends at its first failure.
@@ -117,7 +117,7 @@ class Session:
         self._baseline_schedule = Schedule.baseline(runtime.facts)
         self._verification: Verification | None = None
         self._history = History(dimensions, settings)
-        self._cuts = SingleCuts(dimensions) if settings.start == "sensitivity" else None
+        self._cuts = SingleCuts(dimensions, gentler=settings.start == "map") if settings.cuts_alone else None
         self._errors_in_a_row = 0
         self._started = time.monotonic()
         self._trial_seconds = 0.0
@@ -228,8 +228,7 @@ class Session:
     def _prepare_start(self) -> None:
         """See to what comes before the sampler's own proposals.
 
-        Where drafts turned out to be no evidence here, a whole gate is as dear as a trial gets: the uniform schedules
-        stand in for the sensitivity pass.
+        Where drafts turned out to be no evidence here, the uniform schedules stand in for the sensitivity pass.
         """
         if self._verification is None:
             self._cuts = None
@@ -285,7 +284,8 @@ class Session:
         """Both tests, the one first that rejects more for its time; the other where the question is still open."""
         stop = self._settings.stop_after_failures
         if blank.is_single_cut:
-            return replace(self._gated(blank, baseline, None), speed_skipped="cut alone, to see what that loses")
+            record = self._gated(blank, baseline, None if self._settings.start == "map" else stop)
+            return replace(record, speed_skipped="cut alone, to see what that loses")
         if self._history.gate_comes_first():
             record = self._gated(blank, baseline, stop)
             if record.verdict.result is Result.PASS:

@@ -14,7 +14,7 @@ __all__ = ["SAMPLER_NAMES", "STARTS", "SamplerName", "Start", "StudySettings"]
 SamplerName = Literal["schedule", "tpe", "gp", "nsga2", "random"]
 SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
 
-Start = Literal["uniform", "sensitivity", "none"]
+Start = Literal["uniform", "sensitivity", "map", "none"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
 Order = Literal["auto", "speed", "gate"]
@@ -34,8 +34,9 @@ class StudySettings:
     rejected more schedules for its time. ``verify`` of ``False`` decodes every answer instead of checking the
     baseline's as drafts.
     ``start`` says what comes before the sampler's own proposals: the ``uniform`` schedules of the space, the
-    ``sensitivity`` pass (every dimension cut alone, put through the whole gate without a measurement; ``trials`` does
-    not count these runs), or ``none``.
+    ``sensitivity`` pass (every dimension cut alone as far as it goes and put through the gate, without a measurement;
+    ``trials`` does not count these runs), the ``map`` (the same with the whole gate, and where it fails with gentler
+    cuts), or ``none``.
     ``most_runtime_errors`` trials that fail in a row end the study.
 
     Raises:
@@ -64,10 +65,10 @@ class StudySettings:
             raise UsageError(f"unknown order {self.order!r}: choose one of {', '.join(get_args(Order))}")
         if self.start not in STARTS:
             raise UsageError(f"unknown start {self.start!r}: choose one of {', '.join(STARTS)}")
-        if self.start == "sensitivity" and not self.verify:
+        if self.cuts_alone and not self.verify:
             raise UsageError(
-                "the start sensitivity asks whole gates by checking drafts, which is what makes it cheap; where every "
-                "answer is decoded (--plain) begin with uniform or none"
+                f"the start {self.start} looks at how far drafts are kept to, and there are none where every answer is "
+                "decoded (--plain): begin with uniform or none"
             )
         if self.hours is not None and not self.hours > 0:
             raise UsageError(f"hours must be positive, got {self.hours}")
@@ -77,3 +78,8 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be positive, got {value}")
+
+    @property
+    def cuts_alone(self) -> bool:
+        """Whether the study begins with a sensitivity pass of either kind."""
+        return self.start in {"sensitivity", "map"}

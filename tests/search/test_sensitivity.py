@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from routing_lab.errors import InterruptedStudyError, UsageError
 from routing_lab.gate import Policy, Result, Rule
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts
+from routing_lab.probes import ProbeSet
 from routing_lab.schedule import Schedule
 from routing_lab.search import Ending, Progress, Stop, StudyRecord, StudyResult, StudySettings, load_study, run_study
 from routing_lab.search.dimensions import Dimensions, Point
@@ -42,11 +44,11 @@ def storage(tmp_path: Path) -> Path:
 
 
 def run(facts: ModelFacts, storage: Path, *, runtime: Any = None, **changes: Any) -> StudyResult:
-    space = changes.pop("space", make_space((2, 4, 8)))
+    space, probes = changes.pop("space", make_space((2, 4, 8))), changes.pop("probes", make_probes())
     on_progress = changes.pop("on_progress", None)
-    settings = StudySettings(**{"trials": 6, "measure": FAST, "sampler": "random", "start": "sensitivity", **changes})
+    settings = StudySettings(**{"trials": 6, "measure": FAST, "sampler": "random", "start": "map", **changes})
     return run_study(
-        runtime or make_runtime(facts), make_probes(), space, study="s", storage=storage, settings=settings,
+        runtime or make_runtime(facts), probes, space, study="s", storage=storage, settings=settings,
         on_progress=on_progress,
     )  # fmt: skip
 
@@ -62,7 +64,7 @@ def asked_in_order(cuts: SingleCuts, passes: Mapping[Point, bool]) -> list[Point
 
 
 def test_every_dimension_is_cut_deepest_first_and_one_that_passes_is_done(facts: ModelFacts) -> None:
-    cuts = SingleCuts(Dimensions(make_space((2, 4, 8)), facts))
+    cuts = SingleCuts(Dimensions(make_space((2, 4, 8)), facts), gentler=True)
     passes = {(0, 2, 2, 2): False, (1, 2, 2, 2): True, (2, 0, 2, 2): True, (2, 2, 0, 2): False, (2, 2, 1, 2): False}
     order = asked_in_order(cuts, {**passes, (2, 2, 2, 0): True})
     assert order == [(0, 2, 2, 2), (2, 0, 2, 2), (2, 2, 0, 2), (2, 2, 2, 0), (1, 2, 2, 2), (2, 2, 1, 2)]
@@ -71,7 +73,7 @@ def test_every_dimension_is_cut_deepest_first_and_one_that_passes_is_done(facts:
 @given(st.data())
 def test_the_pass_ends_and_asks_nothing_twice_whatever_passes(data: st.DataObject) -> None:
     dimensions = Dimensions(make_space((1, 2, 4, 8)), _facts())
-    cuts = SingleCuts(dimensions)
+    cuts = SingleCuts(dimensions, gentler=True)
     every = [cut for of_one in cuts.by_dimension for cut in of_one]
     passes = {cut: data.draw(st.booleans()) for cut in every}
     order = asked_in_order(cuts, passes)
@@ -79,6 +81,16 @@ def test_the_pass_ends_and_asks_nothing_twice_whatever_passes(data: st.DataObjec
         wanted = next((depth for depth, cut in enumerate(of_one) if passes[cut]), len(of_one) - 1) + 1
         assert [cut for cut in order if cut in of_one] == list(of_one[:wanted])
     assert len(set(order)) == len(order)
+
+
+def test_to_start_a_search_only_the_largest_cut_of_each_dimension_is_asked(facts: ModelFacts) -> None:
+    cuts = SingleCuts(Dimensions(make_space((1, 2, 4, 8)), facts), gentler=False)
+    assert cuts.ahead({}) == [(0, 3, 3, 3), (3, 0, 3, 3), (3, 3, 0, 3), (3, 3, 3, 0)]
+    assert cuts.ahead({(0, 3, 3, 3): False, (3, 0, 3, 3): True}) == [(3, 3, 0, 3), (3, 3, 3, 0)]
+
+
+def test_a_dimension_with_nothing_to_cut_is_left_out(facts: ModelFacts) -> None:
+    assert SingleCuts(Dimensions(make_space((8, 16)), facts), gentler=True).ahead({}) == []
 
 
 def _facts() -> ModelFacts:
@@ -90,13 +102,28 @@ def _facts() -> ModelFacts:
 
 def test_a_space_that_cannot_leave_a_block_whole_is_refused_and_the_way_out_is_said(facts: ModelFacts) -> None:
     with pytest.raises(UsageError, match=r"own count, .* block 0, block 1.*add it to its counts"):
-        SingleCuts(Dimensions(make_space((2, 4)), facts))
+        SingleCuts(Dimensions(make_space((2, 4)), facts), gentler=False)
 
 
 # --- in a study ------------------------------------------------------------------------------------------------------
 
 
-def test_the_pass_comes_first_asks_whole_gates_measures_nothing_and_is_not_counted(
+def test_the_start_of_a_search_stops_at_the_first_failure_as_its_trials_do(facts: ModelFacts, storage: Path) -> None:
+    needs = {f"g{number}": {0: 4} for number in range(12)}
+    probes = make_probes(12)
+    study = run(facts, storage, start="sensitivity", probes=probes, runtime=make_runtime(facts, needs)).study
+    assert [trial.key for trial in study.single_cuts] == ["0:2,1-3:8", "0:8,1:2,2-3:8", "0-1:8,2:2,3:8", "0-2:8,3:2"]
+    assert [trial.verdict.run for trial in study.single_cuts] == [8, 12, 12, 12]
+    assert "✗8/8" in shown(study)
+    assert "8/8" in [text.get_text() for text in report.figure_sensitivity(study).axes[0].texts]
+    # A map asks again what was cut short, and what passed is known.
+    study = run(facts, storage, start="map", probes=probes, runtime=make_runtime(facts, needs), trials=7).study
+    assert [trial.key for trial in study.single_cuts[4:]] == ["0:2,1-3:8", "0:4,1-3:8"]
+    assert study.single_cuts[4].verdict.run == 12
+    assert "✗12" in shown(study)
+
+
+def test_the_map_comes_first_asks_whole_gates_measures_nothing_and_is_not_counted(
     facts: ModelFacts, storage: Path
 ) -> None:
     study = run(facts, storage, space=make_space((1, 4, 8))).study
@@ -209,8 +236,9 @@ def test_the_pass_may_be_added_to_a_study_that_began_without_it(facts: ModelFact
 def test_without_drafts_the_pass_is_refused_and_where_they_are_no_evidence_uniform_schedules_stand_in(
     facts: ModelFacts, storage: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"checking drafts.*--plain"):
-        StudySettings(start="sensitivity", verify=False)
+    for start in ("sensitivity", "map"):
+        with pytest.raises(UsageError, match=r"drafts.*--plain"):
+            StudySettings(start=start, verify=False)  # type: ignore[arg-type]
     runtime = make_runtime(facts, fail=lambda request, _counts: request == "verify")
     study = run(facts, storage, runtime=runtime).study
     assert study.baseline is not None
@@ -225,7 +253,7 @@ def test_none_begins_with_the_sampler(facts: ModelFacts, storage: Path) -> None:
 
 
 def test_an_unknown_start_is_refused() -> None:
-    with pytest.raises(UsageError, match="uniform, sensitivity, none"):
+    with pytest.raises(UsageError, match="uniform, sensitivity, map, none"):
         StudySettings(start="lexi")  # type: ignore[arg-type]
 
 
@@ -289,7 +317,7 @@ def test_the_figure_numbers_the_failures_and_leaves_what_was_not_asked_empty(stu
 def test_a_study_without_the_pass_has_no_map(facts: ModelFacts, storage: Path) -> None:
     bare = run(facts, storage, start="none").study
     assert report.sensitivity_fields(bare) == []
-    with pytest.raises(UsageError, match="--start sensitivity makes one"):
+    with pytest.raises(UsageError, match="--start map makes one"):
         report.figure_sensitivity(bare)
 
 
@@ -300,16 +328,13 @@ def test_a_study_without_the_pass_has_no_map(facts: ModelFacts, storage: Path) -
 def test_on_the_demo_model_the_pass_finds_the_block_that_matters_and_the_report_draws_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = SearchSpace((1, 8), bands=((0,), (4,)), fixed={})
-    space.save(tmp_path / "space.yaml")
+    SearchSpace((1, 8), bands=((0,), (4,))).save(tmp_path / "space.yaml")
+    probes = ProbeSet.load(probes_path())
+    replace(probes, items=probes.split("gate")[::5]).save(tmp_path / "probes.yaml")
     named = ["--study", "s", "--storage", str(tmp_path / "s.db")]
-    assert probes_path().exists()
-    code = main(
-        [
-            *("search", *named, "--space", str(tmp_path / "space.yaml"), "--start", "sensitivity", "--trials", "1"),
-            *("--tokens", "8", "--threads", "1", "--json"),
-        ]
-    )
+    given = ["--space", str(tmp_path / "space.yaml"), "--probes", str(tmp_path / "probes.yaml")]
+    quick = ["--start", "map", "--trials", "1", "--tokens", "8", "--threads", "1", "--context", "512", "--json"]
+    code = main(["search", *named, *given, *quick])
     found = json.loads(capsys.readouterr().out)
     assert code in {0, 5}
     first, last = found["sensitivity"]
@@ -344,4 +369,4 @@ def test_a_space_without_the_models_own_count_is_refused_before_the_model_is_loa
 def test_the_baseline_schedule_is_no_cut(facts: ModelFacts) -> None:
     dimensions = Dimensions(make_space((2, 4, 8)), facts)
     own = dimensions.point_of(Schedule.baseline(facts))
-    assert all(own not in cuts for cuts in SingleCuts(dimensions).by_dimension)
+    assert all(own not in cuts for cuts in SingleCuts(dimensions, gentler=True).by_dimension)
