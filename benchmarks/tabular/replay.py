@@ -13,10 +13,18 @@ failure is. Every method begins with the uniform schedules, as a study does, and
     lexi              no evaluations in the loop: evolution looks for the allocation with the least data-free loss
                       (``data_free.py``) at every number of experts, and they are tried from the smallest number on
     schedule          this project's sampler
+    schedule none     the same without the uniform schedules
+    schedule sensitivity
+                      the same, and instead of the uniform schedules every block is cut alone first, as ``--start
+                      sensitivity`` does; such a run measures no speed
+    schedule map      the same as ``--start map`` does it: with whole gates, and gentler cuts where one failed
+    schedule lexi     the same, and instead of each uniform schedule LExI's of the same number of experts
 
     python benchmarks/tabular/replay.py --seeds 50 [--only schedule random] [--figure docs/figures/search-methods.png]
 
 Results are printed as medians with quartiles, and the curves of the best accepted ratio over the evaluations are drawn.
+Passes of the sensitivity start count as evaluations, and in a second line as ``--share`` of one: what the gate run of
+such a pass takes of the time of a usual trial (``start_cost.py`` measures it).
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +45,7 @@ from routing_lab.model import ModelFacts
 from routing_lab.search.dimensions import Dimensions, Point
 from routing_lab.search.sampler import FreshSampler, make_sampler
 from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
+from routing_lab.search.sensitivity import SingleCuts
 from routing_lab.search.surrogate import Evidence
 from routing_lab.space import SearchSpace
 
@@ -43,9 +53,24 @@ TABLE = Path(__file__).with_name("demo-space.npz")
 TOGETHER = 8
 HALF_WIDTH = 0.02
 WITHIN = 0.01
+SHARE = 0.5
+"""Time of a gate run of the sensitivity start over that of a usual trial on the demo model (``start_cost.py``)."""
 PASSES = 5
 """How often evolution starts anew at every number of experts; by then it finds the same again."""
-METHODS = ("random", "tpe", "tpe constrained", "nsga2", "gp", "lexi", "schedule")
+STARTS = ("none", "sensitivity", "map", "lexi")
+METHODS = (
+    *("random", "tpe", "tpe constrained", "nsga2", "gp", "lexi", "schedule"),
+    *(f"schedule {start}" for start in STARTS),
+)
+DRAWN = METHODS[:7]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An evaluation: the row of its schedule, and whether it was timed and not only put through the gate."""
+
+    row: int
+    timed: bool = True
 
 
 class Table:
@@ -62,43 +87,65 @@ class Table:
         self.passes = self.correct.all(axis=1)
         self.best = float(self.ratio[self.passes].max())
 
-    def gate(self, row: int) -> Evidence:
-        """A gate run in batches that stops after the first failure."""
+    def gate(self, row: int, *, whole: bool = False) -> Evidence:
+        """A gate run in batches that stops after the first failure, or a ``whole`` one."""
         answers = self.correct[row]
-        if answers.all():
-            return Evidence(0, self.probes, self.probes)
+        if whole or answers.all():
+            return Evidence(int((~answers).sum()), self.probes, self.probes)
         run = min(self.probes, TOGETHER * (int(np.argmin(answers)) // TOGETHER + 1))
         return Evidence(int((~answers[:run]).sum()), run, self.probes)
 
 
-def by_optuna(name: str, table: Table, dimensions: Dimensions, seed: int) -> Iterator[int]:
-    """Rows in the order in which an Optuna sampler asks for them."""
+def by_optuna(name: str, table: Table, dimensions: Dimensions, losses: np.ndarray, seed: int) -> Iterator[Asked]:
+    """What an Optuna sampler asks for, in order."""
     noise = np.random.default_rng(seed)
     taken: set[Point] = set()
-    plain = name.removesuffix(" constrained")
+    plain, _, start = name.partition(" ")
     sampler = FreshSampler(make_sampler(plain, seed, dimensions, taken), dimensions, taken, seed=seed)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    for rank in reversed(range(len(COUNTS) - 1)):
-        study.enqueue_trial(dimensions.params([rank] * len(dimensions.choices)))
+    for point in _start(start, losses, noise):
+        study.enqueue_trial(dimensions.params(point))
+    cuts, passed = SingleCuts(dimensions, gentler=start == "map"), {}
     while not sampler.exhausted:
+        ahead = cuts.ahead(passed) if start in {"sensitivity", "map"} else []
+        if ahead:
+            study.enqueue_trial(dimensions.params(ahead[0]))
         trial = study.ask(dimensions.distributions)
         point = dimensions.point(trial.params)
-        taken.add(point)
         row = table.index[tuple(COUNTS[rank] for rank in point)]
-        yield row
-        seen = table.gate(row)
+        yield Asked(row, timed=not ahead)
+        seen = table.gate(row, whole=bool(ahead) and start == "map")
+        if ahead:
+            passed[point] = not seen.failed
+        if seen.failed or not ahead:
+            taken.add(point)
         measured = float(table.ratio[row] * np.exp(noise.normal(0, HALF_WIDTH / 2)))
-        trial.set_user_attr(EVIDENCE, evidence_attribute(HALF_WIDTH, seen))
-        if name == "tpe" and seen.failed:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            continue
+        trial.set_user_attr(EVIDENCE, evidence_attribute(None if ahead else HALF_WIDTH, seen))
         if name != "tpe":
             trial.set_constraint("failed probes", seen.failed / seen.run * seen.total)
-        study.tell(trial, measured)
+        if name == "tpe" and seen.failed:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        elif ahead:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        else:
+            study.tell(trial, measured)
 
 
-def by_lexi(table: Table, losses: np.ndarray, seed: int) -> Iterator[int]:
-    """Rows by number of experts: for each number the allocation that evolution finds to lose least."""
+def _start(start: str, losses: np.ndarray, chance: np.random.Generator) -> Iterator[Point]:
+    """The points that are asked before the sampler is: the uniform ones where nothing else is said."""
+    if start in {"none", "sensitivity", "map"}:
+        return
+    blocks = losses.shape[0]
+    for rank in reversed(range(len(COUNTS) - 1)):
+        if start == "lexi":
+            lost = {count: losses[:, column] for column, count in enumerate(COUNTS)}
+            yield tuple(COUNTS.index(count) for count in _evolve(blocks * COUNTS[rank], blocks, lost, chance))
+        else:
+            yield (rank,) * blocks
+
+
+def by_lexi(table: Table, losses: np.ndarray, seed: int) -> Iterator[Asked]:
+    """Schedules by number of experts: for each number the allocation that evolution finds to lose least."""
     chance = np.random.default_rng(seed)
     blocks = losses.shape[0]
     lost = {count: losses[:, column] for column, count in enumerate(COUNTS)}
@@ -109,7 +156,7 @@ def by_lexi(table: Table, losses: np.ndarray, seed: int) -> Iterator[int]:
             row = table.index[_evolve(total, blocks, lost, chance)]
             if row not in asked:
                 asked.add(row)
-                yield row
+                yield Asked(row)
 
 
 def _evolve(total: int, blocks: int, lost: dict[int, np.ndarray], chance: np.random.Generator) -> Point:
@@ -133,18 +180,24 @@ def _evolve(total: int, blocks: int, lost: dict[int, np.ndarray], chance: np.ran
     return min(population, key=loss)
 
 
-def replay(order: Callable[[], Iterator[int]], table: Table, most: int) -> tuple[int | None, list[float]]:
-    """Evaluations until within 1 % of the best (``None``: more than ``most``), and the best accepted after each."""
-    best, curve = 1.0, []
-    for done, row in enumerate(order(), 1):
-        if table.passes[row]:
-            best = max(best, float(table.ratio[row]))
+Run = tuple[int | None, list[float], int]
+"""Evaluations until within 1 % of the best (``None``: more than were allowed), the best accepted after each of them,
+and how many of them only asked the gate."""
+
+
+def replay(order: Callable[[], Iterator[Asked]], table: Table, most: int) -> Run:
+    """Run one study until it has found what it looks for, or has done ``most`` evaluations."""
+    best, untimed, curve = 1.0, 0, []
+    for done, asked in enumerate(order(), 1):
+        untimed += not asked.timed
+        if asked.timed and table.passes[asked.row]:
+            best = max(best, float(table.ratio[asked.row]))
         curve.append(best)
         if best >= (1 - WITHIN) * table.best:
-            return done, curve
+            return done, curve, untimed
         if done == most:
             break
-    return None, curve
+    return None, curve, untimed
 
 
 def main() -> None:
@@ -153,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--most", type=int, default=300, help="evaluations after which a study of Optuna's gives up")
     parser.add_argument("--only", nargs="*", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--share", type=float, default=SHARE, help="what a pass of the gate alone costs, in trials")
     parser.add_argument("--results", type=Path, default=Path("runs/replay.json"), help="adds to it, method by method")
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
@@ -170,38 +224,40 @@ def main() -> None:
         runs = []
         for seed in range(args.seeds):
 
-            def order(name: str = name, seed: int = seed) -> Iterator[int]:
+            def order(name: str = name, seed: int = seed) -> Iterator[Asked]:
                 if name == "lexi":
                     return by_lexi(table, losses, seed)
-                return by_optuna(name, table, dimensions, seed)
+                return by_optuna(name, table, dimensions, losses, seed)
 
             # Chance and evolution cost nothing, so they may take the whole table.
             most = len(table.points) if name in {"random", "lexi"} else args.most
             runs.append(replay(order, table, most))
         results[name] = runs
         args.results.write_text(json.dumps(results))
-        print(f"{name:16} {_summary([needed for needed, _ in runs])}  ({time.monotonic() - started:.0f} s)")
+        print(f"{name:20} {_summary(runs)}  ({time.monotonic() - started:.0f} s)", flush=True)
+        if any(untimed for *_, untimed in runs):
+            print(f"{f'  a pass as {args.share:.2f}':20} {_summary(runs, args.share)}", flush=True)
     if args.figure:
         draw(results, table, args.figure)
 
 
-def _summary(needed: list[int | None]) -> str:
+def _summary(runs: list[Run], share: float = 1.0) -> str:
     # A study that gave up took more than any that did not: quartiles among them are infinite.
-    whole = np.array([np.inf if one is None else one for one in needed])
+    whole = np.array([np.inf if needed is None else needed - (1 - share) * untimed for needed, _, untimed in runs])
     low, middle, high = np.quantile(whole, [0.25, 0.5, 0.75], method="lower")
-    missed = sum(one is None for one in needed)
-    return f"median {middle:5.1f} evaluations, quartiles {low:5.1f} to {high:5.1f}, {missed} of {len(needed)} gave up"
+    missed = int(np.isinf(whole).sum())
+    return f"median {middle:6.1f} evaluations, quartiles {low:6.1f} to {high:6.1f}, {missed} of {len(runs)} gave up"
 
 
-def draw(results: dict[str, list[tuple[int | None, list[float]]]], table: Table, file: Path) -> None:
+def draw(results: dict[str, list[Run]], table: Table, file: Path) -> None:
     """The best accepted ratio over the evaluations: median and quartiles over the seeds."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     colours = plt.get_cmap("tab10").colors
-    for colour, name in zip(colours, [name for name in METHODS if name in results], strict=False):
+    for colour, name in zip(colours, [name for name in DRAWN if name in results], strict=False):
         length = 150
-        curves = np.array([(curve + [curve[-1]] * length)[:length] for _, curve in results[name]])
+        curves = np.array([(curve + [curve[-1]] * length)[:length] for _, curve, *_ in results[name]])
         low, middle, high = np.quantile(curves, [0.25, 0.5, 0.75], axis=0)
         wide = 2.4 if name == "schedule" else 1.2
         axes.plot(range(1, length + 1), middle, color=colour, linewidth=wide, label=name)

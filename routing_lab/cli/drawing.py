@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["check_figure", "drawn", "require_libraries"]
 
 
-def check_figure(path: Path | None) -> None:
+def check_figure(path: Path | None, option: str = "--figure") -> None:
     """Raise ``UsageError`` where the name of a figure says no format that is written."""
     from routing_lab.report import FIGURE_FORMATS
 
     if path is not None and _format(path) not in FIGURE_FORMATS:
         names = ", ".join(f".{name}" for name in FIGURE_FORMATS)
-        raise UsageError(f"--figure {path}: to say the format, the name must end in {names}")
+        raise UsageError(f"{option} {path}: to say the format, the name must end in {names}")
 
 
 def require_libraries(**wanted: object) -> None:

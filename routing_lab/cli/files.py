@@ -15,7 +15,7 @@ from routing_lab.errors import Problem, UsageError, UserFileError
 
 __all__ = ["check_output", "check_outputs", "refuse_special_files", "write_output"]
 
-OUTPUTS = ("output", "csv", "figure")
+OUTPUTS = ("output", "csv", "figure", "sensitivity")
 """Options that name a file to write; every other path that a command gets is read."""
 
 _TEXTS = ("storage", "source")

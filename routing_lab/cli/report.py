@@ -39,15 +39,28 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per trial")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the frontier (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--sensitivity",
+        type=Path,
+        metavar="FILE",
+        help="draw what each block or band loses alone, of a study with --start map or sensitivity",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write what was asked for."""
-    from routing_lab.report import figure_frontier, screening_table, study_frame
+    from routing_lab.report import (
+        figure_frontier,
+        figure_sensitivity,
+        screening_table,
+        sensitivity_table,
+        study_frame,
+    )
     from routing_lab.search import load_study
 
     check_figure(args.figure)
-    require_libraries(pandas=args.csv or args.figure, matplotlib=args.figure)
+    check_figure(args.sensitivity, "--sensitivity")
+    require_libraries(pandas=args.csv or args.figure, matplotlib=args.figure or args.sensitivity)
     check_outputs(args, inputs=[study_storage(args)])
     study = load_study(args.storage, args.study)
     if args.beside:
@@ -56,11 +69,16 @@ def run(args: argparse.Namespace) -> int:
         print_json(study_fields(study))
     else:
         console().print(screening_table(study, rows=args.rows))
+        if study.single_cuts:
+            console().print()
+            console().print(sensitivity_table(study))
     if args.csv is not None:
         write_output(args.csv, study_frame(study).to_csv(index=False).encode())
     if args.figure is not None:
         write_output(args.figure, drawn(figure_frontier(study_frame(study)), args.figure))
-    written = [path for path in (args.csv, args.figure) if path is not None]
+    if args.sensitivity is not None:
+        write_output(args.sensitivity, drawn(figure_sensitivity(study), args.sensitivity))
+    written = [path for path in (args.csv, args.figure, args.sensitivity) if path is not None]
     if written and not args.json:
         say(f"written: {', '.join(map(str, written))}")
     return 0
@@ -74,8 +92,10 @@ def _print_joint(args: argparse.Namespace, studies: list[StudyRecord]) -> int:
     """
     from routing_lab.report import joint_fields, joint_table
 
-    if args.csv is not None or args.figure is not None:
-        raise UsageError("--csv and --figure are of one study: results of different placements do not rank")
+    if any(path is not None for path in (args.csv, args.figure, args.sensitivity)):
+        raise UsageError(
+            "--csv, --figure and --sensitivity are of one study: results of different placements do not rank"
+        )
     if args.json:
         print_json(joint_fields(studies))
     else:

@@ -55,6 +55,14 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         default="schedule",
         help="schedule: made for this search; the others are Optuna's (default: %(default)s)",
     )
+    parser.add_argument(
+        "--start",
+        choices=("uniform", "sensitivity", "map", "none"),
+        default="uniform",
+        help="before the sampler proposes: the uniform schedules; each block or band cut alone as far as the space "
+        "goes, not timed and not counted by --trials; a map of that, with whole gates and gentler cuts; or nothing "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--policy",
@@ -101,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     options.require_splits(probes, "gate")
     space = _space(args)
     _check_study(args, probes, space)
-    with options.open_runtime(args) as runtime, _Bar(quiet=args.json) as bar, _leaving_no_lock(args):
+    with options.open_runtime(args) as runtime, _Bar(quiet=args.json, start=args.start) as bar, _leaving_no_lock(args):
         result = run_study(
             runtime,
             probes,
@@ -124,11 +132,15 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
     Raises as ``run_study``, which looks again: it knows the library and the model's digest too.
     """
     from routing_lab.schedule import Schedule
+    from routing_lab.search.dimensions import Dimensions
+    from routing_lab.search.sensitivity import SingleCuts
     from routing_lab.search.storage import load_study, study_lock, study_names
     from routing_lab.search.study import _refuse_another_question
 
     facts = options.read_facts(args)
     space.check(facts)
+    if args.start in {"sensitivity", "map"}:
+        SingleCuts(Dimensions(space, facts), gentler=args.start == "map")
     path = study_storage(args)
     with study_lock(path, args.study):
         pass
@@ -178,6 +190,7 @@ def _settings(args: argparse.Namespace) -> StudySettings:
         measure=options.measure_settings(args),
         policy=Policy(Rule(args.policy)),
         verify=not args.plain,
+        start=args.start,
     )
 
 
@@ -188,13 +201,16 @@ def _space(args: argparse.Namespace) -> SearchSpace:
 
 
 def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFacts) -> None:
-    from routing_lab.report import schedule_strip, screening_table
+    from routing_lab.report import schedule_strip, screening_table, sensitivity_table
 
     if args.json:
         print_json(study_fields(result.study) | {"stopped": result.stopped})
         return
     out = console()
     out.print(screening_table(result.study))
+    if result.study.single_cuts:
+        out.print()
+        out.print(sensitivity_table(result.study))
     if result.candidates:
         best = result.candidates[0]
         out.print(f"\nfastest accepted so far (screening): {best.key}")
@@ -204,7 +220,8 @@ def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFac
 
 
 def study_fields(study: StudyRecord) -> dict[str, object]:
-    """A study as JSON: every trial in its stored form, and the numbers of the accepted ones, fastest first."""
+    """A study as JSON: every trial in its stored form, the accepted ones, fastest first, and the sensitivity pass."""
+    from routing_lab.report import sensitivity_fields
     from routing_lab.search import candidates
 
     return {
@@ -215,16 +232,17 @@ def study_fields(study: StudyRecord) -> dict[str, object]:
         "baseline": None if study.baseline is None else study.baseline.to_dict(),
         "trials": [{"number": trial.number, **trial.to_dict()} for trial in study.trials],
         "accepted": [trial.number for trial in candidates(study)],
+        "sensitivity": sensitivity_fields(study),
     }
 
 
 class _Bar:
     """The progress bar of a study: trials done, best ratio so far, pass rate, time left."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, start: str) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._said_baseline = False
+        self._said_baseline, self._start = False, start
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -253,8 +271,20 @@ class _Bar:
                 f"baseline: {baseline.tokens_per_s:,.1f} tokens/s, "
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
+            if self._start in {"sensitivity", "map"} and (calibration := baseline.calibration) and calibration.reason:
+                self._bar.print(shown(f"no sensitivity pass, the uniform schedules instead: {calibration.describe()}"))
             if baseline.failures:
                 self._bar.print(shown(f"the baseline itself fails: {', '.join(baseline.failures)}"))
+        if progress.cuts_ahead:
+            cuts = progress.cuts_done + progress.cuts_ahead
+            self._bar.update(
+                self._task,
+                description="sensitivity",
+                total=cuts,
+                completed=progress.cuts_done,
+                state="each part cut alone" + (", less where it fails" if self._start == "map" else ""),
+            )
+            return
         self._bar.update(
             self._task,
             description="trials",

@@ -15,6 +15,13 @@ from routing_lab.report.frames import (
 )
 from routing_lab.report.joint import JointRow, joint_fields, joint_rows, joint_table
 from routing_lab.report.placements import figure_sweep, published_table, sweep_table
+from routing_lab.report.sensitivity import (
+    SingleCut,
+    figure_sensitivity,
+    sensitivity_fields,
+    sensitivity_table,
+    single_cuts,
+)
 from routing_lab.report.strip import BlockKind, StripCell, schedule_strip, strip_cells
 from routing_lab.report.tables import certificate_table, evaluation_table, screening_table, validated_table
 
@@ -22,6 +29,7 @@ __all__ = [
     "FIGURE_FORMATS",
     "BlockKind",
     "JointRow",
+    "SingleCut",
     "StripCell",
     "block_columns",
     "block_effects",
@@ -30,6 +38,7 @@ __all__ = [
     "evaluation_table",
     "figure_frontier",
     "figure_published",
+    "figure_sensitivity",
     "figure_strip",
     "figure_sweep",
     "frontier",
@@ -40,6 +49,9 @@ __all__ = [
     "published_table",
     "schedule_strip",
     "screening_table",
+    "sensitivity_fields",
+    "sensitivity_table",
+    "single_cuts",
     "strip_cells",
     "study_frame",
     "sweep_table",

@@ -22,10 +22,13 @@ from routing_lab.probes import Outcome
 from routing_lab.probes.verify import Calibration
 from routing_lab.schedule import Schedule
 
-__all__ = ["SCHEMA", "BaselineRecord", "Ending", "Seconds", "StudyRecord", "TrialRecord", "candidates"]
+__all__ = ["SCHEMA", "SINGLE_CUT", "BaselineRecord", "Ending", "Seconds", "StudyRecord", "TrialRecord", "candidates"]
 
 SCHEMA: Final = 2
 """Version of everything that is written to a storage."""
+
+SINGLE_CUT: Final = "sensitivity"
+"""Origin of a trial of the sensitivity pass: one dimension is cut alone, the gate asked and no speed measured."""
 
 KEPT_OF_A_FAILURE: Final = 400
 """Characters of a completion that is not correct, from its end; correct ones are not kept."""
@@ -81,6 +84,11 @@ class TrialRecord:
     def accepted(self) -> bool:
         """Whether every part of the screening was done and passed."""
         return self.ending is Ending.EVALUATED and self.speed is not None and self.verdict.result is Result.PASS
+
+    @property
+    def is_single_cut(self) -> bool:
+        """Whether it belongs to the sensitivity pass and not to the search itself."""
+        return self.origin == SINGLE_CUT
 
     @property
     def smallest_margin(self) -> float | None:
@@ -209,8 +217,13 @@ class StudyRecord:
 
     @property
     def evaluated(self) -> tuple[TrialRecord, ...]:
-        """The trials that are results."""
-        return tuple(trial for trial in self.trials if trial.ending is Ending.EVALUATED)
+        """The trials that are results of the search."""
+        return tuple(trial for trial in self.trials if trial.ending is Ending.EVALUATED and not trial.is_single_cut)
+
+    @property
+    def single_cuts(self) -> tuple[TrialRecord, ...]:
+        """The results of the sensitivity pass."""
+        return tuple(trial for trial in self.trials if trial.ending is Ending.EVALUATED and trial.is_single_cut)
 
 
 def candidates(study: StudyRecord, top: int | None = None) -> list[TrialRecord]:

@@ -1,8 +1,9 @@
 """A sampler made for schedules: it proposes what is probably faster than the best accepted one and probably passes.
 
 Two models of ``surrogate`` learn from every trial: the time of a token, and the odds that a probe fails. The worth of a
-point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. No
-rule of thumb is in it: which blocks matter is what the trials say.
+point is its probability of passing the whole gate times what it is expected to gain over the best accepted ratio. What
+is surely slower than that, by the time model and its uncertainty, is proposed when nothing else is left. No rule of
+thumb is in it: which blocks matter is what the trials say.
 
 A trial tells what it found in the user attribute ``EVIDENCE``, beside its value and its constraint, which is all that
 Optuna's own samplers read. A space of up to ``ENUMERABLE`` points is looked at whole. In a larger one the points are
@@ -31,6 +32,10 @@ EVIDENCE: Final = "routing_lab.evidence"
 
 _FINISHED: Final = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _USUAL_HALF_WIDTH: Final = 0.03
+SURELY: Final = 3.0
+"""Deviations of the time model within which a schedule might still be as fast as the best accepted one."""
+_LAST: Final = 1e9
+"""Taken from the worth (a logarithm) of what is surely slower: it is proposed when nothing else is left."""
 
 
 def evidence_attribute(half_width: float | None, seen: Evidence | None) -> dict[str, Any]:
@@ -66,9 +71,10 @@ class ScheduleSampler(BaseSampler):
         self._weights = np.array(dimensions.blocks, float)
         self._time = TimeModel(self._own, self._weights)
         self._read = 0
-        self._points: list[Point] = []
+        self._gated = _Points(len(self._choices))
         self._evidence: list[Evidence] = []
-        self._accepted: list[Point] = []
+        self._accepted = _Points(len(self._choices))
+        self._fastest: list[Point] = []
         self._best = 1.0
         self._scales: tuple[float, float, float] | None = None
         self._fitted = 0
@@ -123,10 +129,10 @@ class ScheduleSampler(BaseSampler):
             self._time.add(self._counts([point])[0], ratio, told.get("half_width") or _USUAL_HALF_WIDTH)
         gate = told.get("gate")
         if gate is not None:
-            self._points.append(point)
+            self._gated.add(point, self._counts([point])[0])
             self._evidence.append(Evidence(*gate))
-            if gate[0] == 0:
-                self._accepted.append(point)
+            if gate[0] == 0 and ratio is not None:  # what was not timed is nothing to beat
+                self._accepted.add(point, self._counts([point])[0])
 
     def _counts(self, points: Sequence[Point]) -> Any:  # noqa: ANN401 - a numpy array
         ranks = np.array(points)
@@ -135,15 +141,15 @@ class ScheduleSampler(BaseSampler):
     # ---- proposing -------------------------------------------------------------------------------------------------
 
     def _proposal(self) -> Point:
+        if self._accepted.points:
+            # By the model and not as measured: the largest of many noisy ratios is too good.
+            ratios, _ = self._time.predict(self._accepted.counts)
+            order = np.argsort(-ratios, kind="stable")[: self.CLIMBERS]
+            self._fastest = [self._accepted.points[which] for which in order]
+            self._best = max(1.0, float(ratios.max()))
         pool = self._pool()
         if not pool or not self._evidence:
             return self._any()
-        if self._accepted:
-            # By the model and not as measured: the largest of many noisy ratios is too good.
-            ratios, _ = self._time.predict(self._counts(self._accepted))
-            order = np.argsort(-ratios, kind="stable")
-            self._accepted = [self._accepted[which] for which in order]
-            self._best = max(1.0, float(ratios.max()))
         failures = self._failure_model()
         worth = self._worth(pool, failures)
         if self._whole is None:
@@ -151,7 +157,7 @@ class ScheduleSampler(BaseSampler):
         return pool[int(np.argmax(worth))]
 
     def _failure_model(self) -> FailureModel:
-        counts = self._counts(self._points)
+        counts = self._gated.counts
         keep = np.arange(len(counts))
         if len(counts) > self.MOST_EVIDENCE:
             ratios, _ = self._time.predict(counts)
@@ -166,16 +172,19 @@ class ScheduleSampler(BaseSampler):
 
     def _worth(self, points: Sequence[Point], failures: FailureModel) -> Any:  # noqa: ANN401 - a numpy array
         counts = self._counts(points)
-        gain = expected_gain(*self._time.predict(counts), self._best)
+        ratios, deviations = self._time.predict(counts)
+        gain = expected_gain(ratios, deviations, self._best)
         # As logarithms: while nothing passes, all probabilities are small, and the least small one shows the way.
-        return np.log(np.maximum(gain, 1e-300)) + failures.log_passing(counts, self._evidence[-1].total)
+        worth = np.log(np.maximum(gain, 1e-300)) + failures.log_passing(counts, self._evidence[-1].total)
+        # However sure it is to pass: what is surely slower than the best would be measured for nothing.
+        return np.where(ratios + SURELY * deviations < self._best, worth - _LAST, worth)
 
     def _pool(self) -> list[Point]:
         """Points to choose from, none of them taken."""
         if self._whole is not None:
             return [point for point in self._whole if point not in self._taken]
         drawn = {self._any() for _ in range(self.POOL // 2)}
-        parents = [*self._accepted[: self.CLIMBERS], *self._points[-self.CLIMBERS :]]
+        parents = [*self._fastest, *self._gated.points[-self.CLIMBERS :]]
         drawn |= {self._changed(parents[index % len(parents)]) for index in range(self.POOL // 2) if parents}
         return sorted(drawn - self._taken)
 
@@ -211,3 +220,23 @@ class ScheduleSampler(BaseSampler):
             for step in (-1, 1)
             if 0 <= rank + step < len(self._choices[column])
         ]
+
+
+class _Points:
+    """Points in the order in which they came, and their counts as the rows of a matrix that grows in place."""
+
+    def __init__(self, columns: int) -> None:
+        self.points: list[Point] = []
+        self._rows = np.empty((64, columns))
+
+    def add(self, point: Point, counts: Any) -> None:  # noqa: ANN401 - a numpy array
+        """Take one more."""
+        if len(self.points) == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[len(self.points)] = counts
+        self.points.append(point)
+
+    @property
+    def counts(self) -> Any:  # noqa: ANN401 - a numpy array
+        """A row for each point."""
+        return self._rows[: len(self.points)]

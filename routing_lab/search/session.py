@@ -6,6 +6,10 @@ that costs less time for each schedule it rejects, by what this study has seen: 
 the cheapest. Which it is depends on the model: a gate of drafts is cheap on a small one, and minutes long on one that
 reasons. What was skipped is recorded as skipped, never as a value.
 
+**The sensitivity pass.** Where the study begins with it, every dimension is first cut alone, as trials of that
+origin that are not timed. For a map the whole gate is asked, so that its result is a graded one. They are no candidates
+and are not counted, and a cut that passed may be proposed again.
+
 **Order in the gate.** The probes that failed most often in this study come first: a run ends at its first failure.
 
 **What the sampler is told.** The value is the speed ratio. The constraint is the expected number of failed probes;
@@ -16,9 +20,7 @@ others (``_evidence``). The constraint is positive exactly when a probe failed.
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,23 +34,22 @@ from optuna.trial import TrialState
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import NothingAcceptedError, RuntimeFailureError
 from routing_lab.gate import Result, Rule, decide
-from routing_lab.measure import Ended, SpeedRatio, measure_ratio
+from routing_lab.measure import measure_ratio
 from routing_lab.probes import Outcome, Probe, ProbeSet, run_probes
 from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 from routing_lab.search.dimensions import Dimensions, Point
-from routing_lab.search.records import BaselineRecord, Ending, Seconds, TrialRecord
+from routing_lab.search.history import History
+from routing_lab.search.records import SINGLE_CUT, BaselineRecord, Ending, Seconds, TrialRecord
 from routing_lab.search.sampler import FreshSampler, make_sampler
 from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
+from routing_lab.search.sensitivity import SingleCuts
 from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import BASELINE, TRANSCRIPTS, TRIAL, read_trials
 from routing_lab.search.surrogate import Evidence
 
 __all__ = ["Progress", "Session", "Stop"]
-
-ATTEMPTS: Final = 2
-"""Trials of one schedule that may end in a runtime error; one that kills the model every time is then left alone."""
 
 CONSTRAINT: Final = "failed probes"
 ORIGIN: Final = "routing_lab.origin"
@@ -69,6 +70,7 @@ class Progress:
 
     ``done`` and ``total`` count evaluated schedules. ``pass_rate`` is the share that passed among those whose gate was
     decided. ``seconds_left`` is an estimate from this session's trials; both are ``None`` before there is one.
+    ``cuts_done`` gate runs of the sensitivity pass are done, and at least ``cuts_ahead`` are to come.
     """
 
     done: int
@@ -78,6 +80,8 @@ class Progress:
     last: TrialRecord | None
     pass_rate: float | None
     seconds_left: float | None
+    cuts_done: int = 0
+    cuts_ahead: int = 0
 
 
 class Session:
@@ -91,6 +95,9 @@ class Session:
         dimensions: The space.
         study: The opened study; its sampler is set here.
         path: Its storage, for messages.
+
+    Raises:
+        UsageError: The study is to begin with the sensitivity pass, and the space has none.
     """
 
     def __init__(
@@ -109,18 +116,17 @@ class Session:
         self._gate = probe_set.split("gate")
         self._baseline_schedule = Schedule.baseline(runtime.facts)
         self._verification: Verification | None = None
-        self._records: list[TrialRecord] = []
-        self._taken: set[Point] = set()
-        self._lost: Counter[Point] = Counter()
-        self._failures: Counter[str] = Counter()
+        self._history = History(dimensions, settings)
+        self._cuts = SingleCuts(dimensions, gentler=settings.start == "map") if settings.cuts_alone else None
         self._errors_in_a_row = 0
         self._started = time.monotonic()
+        self._trial_seconds = 0.0
         self._done_before = 0
 
     @property
-    def evaluated(self) -> list[TrialRecord]:
-        """The results so far, those of earlier sessions included."""
-        return [record for record in self._records if record.ending is Ending.EVALUATED]
+    def evaluated(self) -> int:
+        """Results so far, those of earlier sessions included, without the sensitivity pass."""
+        return self._history.evaluated
 
     def run(self, on_progress: Callable[[Progress], None] | None) -> Stop:
         """Measure the baseline where that was not done yet, then run trials until a bound is reached.
@@ -136,8 +142,9 @@ class Session:
         report(self._progress(baseline, None))
         self._refuse_hopeless(baseline)
         sampler = self._use_sampler()
-        self._enqueue_uniform()
+        self._prepare_start()
         while (stop := self._bound_reached(sampler)) is None:
+            self._enqueue_cut()
             last = self._trial(baseline)
             report(self._progress(baseline, last))
             self._refuse_dying(last)
@@ -158,10 +165,10 @@ class Session:
     def _recall(self) -> None:
         """Read what earlier sessions found."""
         for record in read_trials(self._study, self._path):
-            self._remember(record)
-        self._done_before = len(self.evaluated)
+            self._history.add(record)
+        self._done_before = self.evaluated
         if (own := self._dimensions.point_of(self._baseline_schedule)) is not None:
-            self._taken.add(own)  # its ratio is 1 and its outcomes are known
+            self._history.taken.add(own)  # its ratio is 1 and its outcomes are known
 
     def _baseline(self) -> BaselineRecord:
         """The baseline as the first session found it, or measured now: all gate probes, and itself against itself."""
@@ -212,22 +219,42 @@ class Session:
 
     def _use_sampler(self) -> FreshSampler:
         # Another seed in every session: the same one would propose again what it proposed in the first.
-        seed = (self._settings.seed + len(self._records)) % 2**31
-        inner = make_sampler(self._settings.sampler, seed, self._dimensions, self._taken)
-        sampler = FreshSampler(inner, self._dimensions, self._taken, seed=seed)
+        seed, taken = (self._settings.seed + self._history.trials) % 2**31, self._history.taken
+        inner = make_sampler(self._settings.sampler, seed, self._dimensions, taken)
+        sampler = FreshSampler(inner, self._dimensions, taken, seed=seed)
         self._study.sampler = sampler
         return sampler
 
+    def _prepare_start(self) -> None:
+        """See to what comes before the sampler's own proposals.
+
+        Where drafts turned out to be no evidence here, the uniform schedules stand in for the sensitivity pass.
+        """
+        if self._verification is None:
+            self._cuts = None
+        if self._cuts is None and self._settings.start != "none":
+            self._enqueue_uniform()
+
     def _enqueue_uniform(self) -> None:
-        """Let every study begin with the uniform schedules of its space, the gentlest cut first."""
+        """Let the study begin with the uniform schedules of its space, the gentlest cut first."""
         facts = self._runtime.facts
         counts = {count for choices in self._dimensions.choices.values() for count in choices}
         for count in sorted(counts, reverse=True):
             point = self._dimensions.point_of(Schedule.uniform(count, facts))
-            if point is not None and point not in self._taken:
+            if point is not None and point not in self._history.taken:
                 self._study.enqueue_trial(
                     self._dimensions.params(point), user_attrs={ORIGIN: "uniform"}, skip_if_exists=True
                 )
+
+    def _enqueue_cut(self) -> None:
+        """Put the next schedule of the sensitivity pass in front; which one it is depends on the last."""
+        ahead = self._cuts_ahead()
+        # One that a killed process had put there waits still.
+        if ahead and not self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.enqueue_trial(self._dimensions.params(ahead[0]), user_attrs={ORIGIN: SINGLE_CUT})
+
+    def _cuts_ahead(self) -> list[Point]:
+        return [] if self._cuts is None else self._cuts.ahead(self._history.cuts)
 
     # ---- a trial ---------------------------------------------------------------------------------------------------
 
@@ -237,8 +264,9 @@ class Session:
         origin = trial.user_attrs.get(ORIGIN, self._settings.sampler)
         blank = self._record(trial.number, trial.params, origin, Ending.INTERRUPTED)
         record = blank
+        begun = time.monotonic()
         try:
-            if self._dimensions.point(trial.params) in self._taken:
+            if self._dimensions.point(trial.params) in self._history.taken and not blank.is_single_cut:
                 record = replace(blank, ending=Ending.DUPLICATE)
             else:
                 record = self._screened(blank, baseline)
@@ -247,69 +275,41 @@ class Session:
         finally:
             self._write(trial, record)
             self._tell(trial.number, record)
-            self._remember(record)
+            self._history.add(record)
+        if not record.is_single_cut:
+            self._trial_seconds += time.monotonic() - begun
         return record
 
     def _screened(self, blank: TrialRecord, baseline: BaselineRecord) -> TrialRecord:
         """Both tests, the one first that rejects more for its time; the other where the question is still open."""
-        if self._gate_comes_first():
-            record = self._gated(blank, baseline)
+        stop = self._settings.stop_after_failures
+        if blank.is_single_cut:
+            record = self._gated(blank, baseline, None if self._settings.start == "map" else stop)
+            return replace(record, speed_skipped="cut alone, to see what that loses")
+        if self._history.gate_comes_first():
+            record = self._gated(blank, baseline, stop)
             if record.verdict.result is Result.PASS:
                 return self._measured(record)
             return replace(record, speed_skipped="the gate was not passed")
         record = self._measured(blank)
-        if (skipped := self._gate_is_pointless(record.speed, self._rival())) is not None:
+        if (skipped := self._history.too_slow(record.speed)) is not None:
             verdict = replace(record.verdict, reason=f"the gate was skipped: {skipped}")
             return replace(record, gate_skipped=skipped, verdict=verdict)
-        return self._gated(record, baseline)
+        return self._gated(record, baseline, stop)
 
     def _measured(self, record: TrialRecord) -> TrialRecord:
         begun = time.perf_counter()
-        speed = measure_ratio(
-            self._runtime, record.schedule, self._baseline_schedule, self._settings.measure, rival=self._rival()
-        )
+        measure, rival = self._settings.measure, self._history.rival()
+        speed = measure_ratio(self._runtime, record.schedule, self._baseline_schedule, measure, rival=rival)
         seconds = replace(record.seconds, speed=time.perf_counter() - begun)
         return replace(record, ending=Ending.EVALUATED, speed=speed, seconds=seconds)
 
-    def _gate_comes_first(self) -> bool:
-        """Whether the gate costs less time than the speed for each schedule it rejects."""
-        if self._settings.order != "auto":
-            return self._settings.order == "gate"
-        evaluated = self.evaluated
-        measured = [record for record in evaluated if record.seconds.speed]
-        gated = [record for record in evaluated if record.seconds.gate]
-        if not (measured and gated):
-            return False
-        rival = self._rival()
-        too_slow = sum(self._gate_is_pointless(record.speed, rival) is not None for record in measured)
-        failed = sum(record.verdict.result is Result.FAIL for record in gated)
-        of_speed = sum(record.seconds.speed for record in measured) / (too_slow + 1)
-        of_gate = sum(record.seconds.gate for record in gated) / (failed + 1)
-        return of_gate < of_speed
-
-    def _rival(self) -> float | None:
-        """The ratio that a schedule has to reach to be wanted: of enough accepted ones, the slowest's lower end."""
-        enough = self._settings.runners_up
-        if enough is None:
-            return None
-        lows = heapq.nlargest(enough, (one.speed.low for one in self._records if one.accepted and one.speed))
-        return lows[-1] if len(lows) == enough else None
-
-    def _gate_is_pointless(self, speed: SpeedRatio | None, rival: float | None) -> str | None:
-        """Why the verdict would change nothing; ``None`` where it would."""
-        if speed is None:
-            return None
-        if speed.high <= 1:
-            return "surely no faster than the baseline"
-        if rival is not None and (speed.high < rival or speed.ended is Ended.BEATEN):
-            return f"surely slower than {self._settings.runners_up} accepted schedules"
-        return None
-
-    def _gated(self, record: TrialRecord, baseline: BaselineRecord) -> TrialRecord:
+    def _gated(self, record: TrialRecord, baseline: BaselineRecord, stop: int | None) -> TrialRecord:
+        """``record`` with its gate run, which ends at that many failures (``None``: at the last probe)."""
         facts, policy = self._runtime.facts, self._settings.policy
         begun = time.perf_counter()
         attested = self._runtime.apply(record.schedule)
-        outcomes = self._asked(() if policy.rule is Rule.ALL_CORRECT else baseline.failures)
+        outcomes = self._asked(() if policy.rule is Rule.ALL_CORRECT else baseline.failures, stop)
         verdict = decide(outcomes, len(self._gate), policy, baseline.outcomes)
         lost = verdict.result is Result.UNDECIDED
         return replace(
@@ -322,16 +322,16 @@ class Session:
             seconds=replace(record.seconds, gate=time.perf_counter() - begun),
         )
 
-    def _asked(self, excused: Sequence[str]) -> list[Outcome]:
+    def _asked(self, excused: Sequence[str], stop: int | None) -> list[Outcome]:
         """The gate under the schedule applied, most telling probes first."""
-        stop, verification = self._settings.stop_after_failures, self._verification
+        verification = self._verification
         ask = run_probes if verification is None else partial(verify_probes, verification=verification)
         probes = self._telling_first()
         return ask(self._runtime, self._probe_set, probes, self._judge, stop_after_failures=stop, excused=excused)
 
     def _telling_first(self) -> list[Probe]:
         """The gate's probes, those that failed most often first; neighbours in length stay neighbours."""
-        return sorted(self._gate, key=lambda probe: -self._failures[probe.id])
+        return sorted(self._gate, key=lambda probe: -self._history.failures[probe.id])
 
     def _record(self, number: int, params: dict[str, int], origin: str, ending: Ending) -> TrialRecord:
         """A record of a schedule about which nothing is known yet."""
@@ -371,7 +371,7 @@ class Session:
         failures = record.verdict.failures
         if record.verdict.run == record.verdict.total:
             return Evidence(len(failures), record.verdict.run, record.verdict.total)
-        weights = {probe.id: 1 + self._failures[probe.id] for probe in self._gate}
+        weights = {probe.id: 1 + self._history.failures[probe.id] for probe in self._gate}
         usual = sum(weights.values()) / len(weights)
         run = sum(weights[outcome.probe] for outcome in record.outcomes) / usual
         return Evidence(len(failures), max(run, len(failures)), record.verdict.total)
@@ -384,22 +384,11 @@ class Session:
         else:
             self._study.tell(number, record.speed.ratio)
 
-    def _remember(self, record: TrialRecord) -> None:
-        self._records.append(record)
-        self._failures.update(record.verdict.failures)
-        point = self._dimensions.point_of(record.schedule)
-        if point is None:
-            return
-        if record.ending is Ending.RUNTIME_ERROR:
-            self._lost[point] += 1
-        if record.ending is Ending.EVALUATED or self._lost[point] >= ATTEMPTS:
-            self._taken.add(point)
-
     # ---- bounds and progress ---------------------------------------------------------------------------------------
 
     def _bound_reached(self, sampler: FreshSampler) -> Stop | None:
         settings = self._settings
-        if len(self.evaluated) >= settings.trials:
+        if self.evaluated >= settings.trials:
             return Stop.TRIALS
         if settings.hours is not None and time.monotonic() - self._started >= settings.hours * 3600:
             return Stop.HOURS
@@ -415,26 +404,26 @@ class Session:
             )
 
     def _progress(self, baseline: BaselineRecord, last: TrialRecord | None) -> Progress:
-        evaluated = self.evaluated
-        results = [record.verdict.result for record in evaluated if record.gate_skipped is None]
-        accepted = [record for record in evaluated if record.accepted]
+        history = self._history
         return Progress(
-            done=len(evaluated),
+            done=history.evaluated,
             total=self._settings.trials,
             baseline=baseline,
-            best=max(accepted, key=lambda record: record.speed.ratio if record.speed else 0.0, default=None),
+            best=history.best,
             last=last,
-            pass_rate=results.count(Result.PASS) / len(results) if results else None,
-            seconds_left=self._seconds_left(len(evaluated)),
+            pass_rate=history.pass_rate,
+            seconds_left=self._seconds_left(),
+            cuts_done=len(history.cuts),
+            cuts_ahead=len(self._cuts_ahead()),
         )
 
-    def _seconds_left(self, done: int) -> float | None:
-        elapsed = time.monotonic() - self._started
+    def _seconds_left(self) -> float | None:
+        done, hours = self.evaluated, self._settings.hours
         here = done - self._done_before
         if here == 0:
             return None
-        left = elapsed / here * max(0, self._settings.trials - done)
-        hours = self._settings.hours
+        left = self._trial_seconds / here * max(0, self._settings.trials - done)
+        elapsed = time.monotonic() - self._started
         return left if hours is None else max(0.0, min(left, hours * 3600 - elapsed))
 
 

@@ -103,7 +103,7 @@ def run_study(
             stopped = session.run(on_progress)
         except KeyboardInterrupt:
             raise InterruptedStudyError(
-                f"interrupted; {len(session.evaluated)} evaluated schedules are saved. To go on, run the same command "
+                f"interrupted; {session.evaluated} evaluated schedules are saved. To go on, run the same command "
                 f"again (routing-lab search --study {study} --storage {path} and the other options you gave)"
             ) from None
         return StudyResult(read_study(opened, path), stopped)

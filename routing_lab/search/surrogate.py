@@ -87,7 +87,7 @@ class TimeModel:
         rows = self._features(points)
         covariance = np.linalg.inv(self._precision)
         time = np.maximum(1 + rows @ (covariance @ self._pull), 0.05)
-        deviation = np.sqrt(np.einsum("ij,jk,ik->i", rows, covariance, rows))
+        deviation = np.sqrt(np.maximum(((rows @ covariance) * rows).sum(axis=1), 0.0))
         return 1 / time, deviation / time**2
 
 

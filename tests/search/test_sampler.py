@@ -13,7 +13,7 @@ from routing_lab.schedule import Schedule
 from routing_lab.search import SAMPLER_NAMES
 from routing_lab.search.dimensions import Dimensions, Point
 from routing_lab.search.sampler import FreshSampler, make_sampler
-from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
+from routing_lab.search.schedule_sampler import EVIDENCE, ScheduleSampler, evidence_attribute
 from routing_lab.search.surrogate import Evidence
 
 
@@ -127,3 +127,27 @@ def test_samplers_learn_what_fails_the_gate_and_chance_does_not(tmp_path: Path) 
 
 def test_the_baseline_is_a_point_where_its_counts_are_choices(dimensions: Dimensions, tmp_path: Path) -> None:
     assert dimensions.point_of(Schedule.baseline(make_facts(tmp_path))) == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("probes", [20, 5000])
+def test_what_is_surely_slower_than_the_best_accepted_is_not_proposed_while_anything_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool, probes: int
+) -> None:
+    """Four experts everywhere pass; whatever is faster fails nearly every probe, so that all hope is small."""
+    if not listed:
+        monkeypatch.setattr(ScheduleSampler, "ENUMERABLE", 0)
+    facts = make_facts(tmp_path)
+    space = Dimensions(make_space((2, 3, 4, 6, 8)), facts)
+    taken: set[Point] = set()
+    study = optuna.create_study(sampler=ScheduleSampler(space, taken, seed=0), direction="maximize")
+    study.enqueue_trial(space.params((2, 2, 2, 2)))
+    for number in range(25):
+        trial, point = ask(study, space)
+        counts = space.schedule(trial.params).resolve(facts).values()
+        taken.add(point)
+        if number > 8:  # by then the time model knows what an expert costs
+            assert sum(counts) <= 16
+        failed = 0 if min(counts) >= 4 else probes - 1
+        trial.set_user_attr(EVIDENCE, evidence_attribute(0.01, Evidence(failed, probes, probes)))
+        study.tell(trial, 40 / (8 + sum(counts)))
