@@ -76,7 +76,7 @@ _FRONT: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _SEPARATOR: Final = re.compile(r"(?:(?<=[\s\d)])(?:or|and)(?=[\s\d(])|;|, |(?<=\d)\s*或|(?<=\d)\s*和)", re.IGNORECASE)
-_PERCENT: Final = re.compile(r"%|per ?cent", re.IGNORECASE)
+_PERCENT: Final = re.compile(r"%|per ?cent|pct\b", re.IGNORECASE)
 _DIGIT: Final = re.compile(r"[0-9]")
 # "42 or so", "42, give or take", "42 cannot be right", "42 is impossible": these words say nothing wrong one by one.
 _TAKEN_BACK: Final = re.compile(

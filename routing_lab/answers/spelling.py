@@ -55,7 +55,7 @@ _LATEX: Final = re.compile(
 _RAISED: Final = re.compile(r"[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]++")
 
 _WORD: Final = re.compile(r"[^\W\d_]++")
-_CALCULATION: Final = re.compile(r"[+*^=<>|\\√π÷!?~{}\[\]°%±∞]|(?<![A-Za-z])/|/(?![A-Za-z])|\.\.|…")
+_CALCULATION: Final = re.compile(r"[+*^=<>|\\√π÷!?~{}\[\]°%‰‱±∞]|(?<![A-Za-z])/|/(?![A-Za-z])|\.\.|…")
 _CHANGERS_WORDS: Final = """
     half halves quarter quarters third thirds fourth fourths fifth fifths sixth sixths eighth eighths ninth
     ninths tenth tenths hundredth hundredths thousandth thousandths hundred thousand million billion trillion
@@ -63,7 +63,7 @@ _CHANGERS_WORDS: Final = """
     score k bn mn squared cubed factorial root sqrt cbrt log ln sin cos tan exp pi times plus minus
     over divided power mod modulo choose not isn wrong incorrect false no or nor either neither maybe perhaps
     possibly between about approximately roughly approx around least most more less than under almost nearly to
-    until through below negative lakh lakhs crore crores mille promille permille basis mio mrd milliard milliards
+    until through below negative lakh lakhs crore crores mille promille permille basis point mio mrd milliard milliards
     myriad two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty infinity
     分之 百 千 万 亿 半 多 几 左右 或 不
 """

@@ -232,6 +232,35 @@ def test_a_sweep_sees_what_a_device_holds(capsys) -> None:
     assert everything["device_bytes"] > layers["device_bytes"] > 0
 
 
+@pytest.mark.model
+def test_no_certificate_names_a_device_that_is_not_there(capsys, tmp_path) -> None:
+    schedule = Path(__file__).parent.parent.parent / "schedules" / "demo" / "late-half.yaml"
+    argv = ["validate", "--schedule", str(schedule), "--output", str(tmp_path / "c.yaml"), "--threads", "1"]
+    argv += ["--tokens", "8", "--rounds", "6", "--context", "512"]
+    with LlamaRuntime(demo.model_path(), RuntimeOptions(threads=1, context_tokens=64)) as runtime:
+        if any("gpu" in device.kind for device in runtime.devices):
+            pytest.skip("this machine has a GPU")
+    assert main([*argv, "--gpu-layers", "99"]) == 4
+    assert "puts 99 layers on a device, and this libllama lists none" in capsys.readouterr().err
+    assert not (tmp_path / "c.yaml").exists()
+
+
+@pytest.mark.model
+def test_a_device_that_is_there_may_be_certified(tmp_path) -> None:
+    from routing_lab.cli.validate import _require_device
+
+    with rpc_server(llama_bin()) as server:
+        options = RuntimeOptions(
+            threads=1,
+            context_tokens=64,
+            placement=Placement(99),
+            library_dir=server.library_dir,
+            rpc_servers=(server.endpoint,),
+        )
+        with LlamaRuntime(demo.model_path(), options) as runtime:
+            _require_device(runtime)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # report --beside
 

@@ -119,7 +119,9 @@ def test_a_line_of_more_fields_than_there_are_columns_is_refused_and_not_shifted
     assert {probe.prompt for probe in import_probes(str(file), PLAIN).probe_set.items} == {"2+2", "What is 1,000+1?"}
 
 
-@pytest.mark.parametrize(("name", "content"), [("t.csv", "q\0,a\n1,2\n"), ("t.jsonl", '{"q\\u0000": 1, "a": 2}\n')])
+@pytest.mark.parametrize(
+    ("name", "content"), [("t.csv", "q\0,a\n1,2\n"), ("t.jsonl", '{"q\\u0000": "1", "a": 2, "q": "x"}\n')]
+)
 def test_a_column_with_a_nul_in_its_name_is_one_clear_error(tmp_path: Path, name: str, content: str) -> None:
     file = tmp_path / name
     file.write_text(content)
