@@ -34,7 +34,6 @@ __all__ = [
     "expert_placements",
     "layer_placements",
     "sweep",
-    "warnings",
 ]
 
 PROC: Final = Path("/proc")
@@ -140,14 +139,6 @@ class SweepRow:
             "swapped_in_pages": self.most("swapped_in_pages"),
             "error": self.error,
         }
-
-
-def warnings(rows: Sequence[SweepRow]) -> tuple[str, ...]:
-    """What keeps the rows from saying what they seem to say."""
-    wanted = [row for row in rows if row.samples and row.placement.gpu_layers]
-    if wanted and not any(row.device_bytes for row in wanted):
-        return ("nothing was put on a device: this libllama has none, so all placements are the same",)
-    return ()
 
 
 CSV_COLUMNS: Final = tuple(SweepRow(Placement()).to_dict())

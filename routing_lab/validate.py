@@ -282,7 +282,13 @@ class _AcceptanceRun:
                 experts_used=self._baseline.key(facts),
             ),
             runtime=runtime.build,
-            options=CertifiedOptions(options.threads, options.context_tokens, options.batch_tokens, options.kv_type),
+            options=CertifiedOptions(
+                threads=options.threads,
+                context_tokens=options.context_tokens,
+                batch_tokens=options.batch_tokens,
+                kv_type=options.kv_type,
+                rpc_servers=options.rpc_servers or None,
+            ),
             placement=options.placement,
             schedule=self._certified(result.schedule),
             probes=CertifiedProbes(

@@ -48,12 +48,16 @@ class CertifiedModel:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedOptions:
-    """The options under which the answers were given; ``threads`` of ``None`` means all cores."""
+    """The options under which the answers were given.
+
+    ``threads`` of ``None`` means all cores, ``rpc_servers`` of ``None`` that no other machine lent a device.
+    """
 
     threads: int | None
     context_tokens: int
     batch_tokens: int
     kv_type: str
+    rpc_servers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,10 @@ def _words_limit(words: tuple[str, ...]) -> Limit:
     return lambda value: "" if value in words else f"is {value!r:.80}, not one of {', '.join(words)}"
 
 
+def _endpoint_limit(value: str) -> str:
+    return "" if re.fullmatch(r"[^\s,]+:\d{1,5}", value) else f"is {value!r:.80}, not HOST:PORT"
+
+
 def _share_limit(value: float) -> str:
     return "" if 0 < value < 1 else f"is {value}, not between 0 and 1"
 
@@ -185,6 +193,7 @@ LIMITS: Final[Mapping[tuple[type, str], Limit]] = {
     (CertifiedOptions, "context_tokens"): _within(1, MOST),
     (CertifiedOptions, "batch_tokens"): _within(1, MOST),
     (CertifiedOptions, "kv_type"): _words_limit(typing.get_args(typing.get_type_hints(RuntimeOptions)["kv_type"])),
+    (CertifiedOptions, "rpc_servers"): _endpoint_limit,
     (CertifiedSchedule, "name"): _name_limit,
     (CertifiedSchedule, "experts_used"): _counts_limit,
     (CertifiedProbes, "digest"): _digest_limit,

@@ -220,9 +220,12 @@ def open_runtime(args: argparse.Namespace) -> Iterator[LlamaRuntime | ServerRunt
     from routing_lab.runtime.server import ServerRuntime
 
     # The signals are looked after outside, so that a second one cannot meet the model's process while it is ended.
-    require_context(args, read_facts(args))
+    facts = read_facts(args)
+    require_context(args, facts)
     check_server(args)
     model, options = model_path(args), runtime_options(args)
+    if args.placement is not None:
+        _fits(options.placement, args.placement, facts)
     with unwinding():
         serves = args.runtime == "server"
         opened = ServerRuntime(model, options, binary=args.llama_server) if serves else LlamaRuntime(model, options)
@@ -256,12 +259,29 @@ def runtime_options(args: argparse.Namespace) -> RuntimeOptions:
     placement = _placement(args)
     return RuntimeOptions(
         threads=args.threads,
-        context_tokens=args.context if args.context_given else placement.context_tokens or args.context,
+        context_tokens=_context(args)[0],
         placement=placement,
         override="off" if args.stock else "auto",
         library_dir=args.library,
         rpc_servers=tuple(args.rpc),
     )
+
+
+def _context(args: argparse.Namespace) -> tuple[int, str]:
+    """The context in force, and who says so: the option, else the placement's file, else the default."""
+    placed = None if args.context_given or args.placement is None else _placement(args).context_tokens
+    return (
+        (args.context, f"--context {args.context}")
+        if placed is None
+        else (placed, f"{args.placement}: context {placed}")
+    )
+
+
+def _fits(placement: Placement, path: Path, facts: ModelFacts) -> None:
+    try:
+        placement.check(facts)
+    except UserFileError as error:
+        raise UserFileError(str(path), error.problems) from None
 
 
 def _placement(args: argparse.Namespace) -> Placement:
@@ -353,10 +373,11 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
         settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds, most_rounds=more, half_width=args.precision)
     except ValueError as error:
         raise UsageError(f"--tokens, --rounds: {error}") from error
-    if settings.tokens + settings.prompt_tokens >= args.context:
+    context, said = _context(args)
+    if settings.tokens + settings.prompt_tokens >= context:
         raise UsageError(
             f"--tokens {settings.tokens} and the {settings.prompt_tokens} of the prompt before them do not fit in "
-            f"--context {args.context}: give fewer tokens or more context"
+            f"{said}: give fewer tokens or more context"
         )
     return settings
 
@@ -421,8 +442,9 @@ def require_splits(probes: ProbeSet, *splits: Split) -> None:
 
 def require_context(args: argparse.Namespace, facts: ModelFacts) -> None:
     """Refuse more context than the model was made for (the default is taken as it is). Raises ``UsageError``."""
-    if facts.context_length and args.context > max(facts.context_length, CONTEXT):
-        raise UsageError(f"--context {args.context}: {facts.name} was made for at most {facts.context_length} tokens")
+    context, said = _context(args)
+    if facts.context_length and context > max(facts.context_length, CONTEXT):
+        raise UsageError(f"{said}: {facts.name} was made for at most {facts.context_length} tokens")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

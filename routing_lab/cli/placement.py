@@ -284,7 +284,6 @@ def run_sweep(args: argparse.Namespace) -> int:
     """Measure, and print one row per placement."""
     from routing_lab.published import PublishedTable
     from routing_lab.report import published_table, sweep_table
-    from routing_lab.sweep import warnings
 
     check_figure(args.figure)
     require_libraries(matplotlib=args.figure)
@@ -297,12 +296,9 @@ def run_sweep(args: argparse.Namespace) -> int:
     settings = _sweep_settings(args)
     rows = _swept(args, placements, settings)
     if args.json:
-        found = {"placements": [row.to_dict() for row in rows], "warnings": warnings(rows), "published": plain(tables)}
-        print_json(found)
+        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
     else:
         console().print(sweep_table(rows))
-        for warning in warnings(rows):
-            console().print(f"warning: {warning}")
         for table in tables:
             console().print()
             console().print(published_table(table))

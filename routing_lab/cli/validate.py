@@ -10,13 +10,11 @@ from routing_lab.cli import options
 from routing_lab.cli.files import check_outputs, write_output
 from routing_lab.cli.output import activity, console, print_json, say_error, shown, strip_width
 from routing_lab.cli.search import add_study, study_storage
-from routing_lab.errors import NothingAcceptedError, Problem, RuntimeUnsupportedError, UserFileError
+from routing_lab.errors import NothingAcceptedError, Problem, UserFileError
 from routing_lab.schedule import format_counts
 
 if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
-    from routing_lab.runtime.llama import LlamaRuntime
-    from routing_lab.runtime.server import ServerRuntime
     from routing_lab.schedule import Schedule
     from routing_lab.validate import Validation
 
@@ -80,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         schedules = _candidates(args)
     with options.open_runtime(args) as runtime, activity("loading the model") as say_doing:
-        _require_device(runtime)
         result = validate(
             runtime,
             probes,
@@ -101,24 +98,6 @@ def run(args: argparse.Namespace) -> int:
     except NothingAcceptedError as error:
         return say_error(error)  # the results themselves are printed already
     return 0
-
-
-def _require_device(runtime: LlamaRuntime | ServerRuntime) -> None:
-    """Refuse to certify a placement on a device that is not there: llama.cpp takes the host and says nothing.
-
-    Raises:
-        RuntimeUnsupportedError: The placement has layers on a device, and libllama lists none.
-    """
-    from routing_lab.runtime.llama import LlamaRuntime
-
-    layers = runtime.options.placement.gpu_layers
-    if not layers or not isinstance(runtime, LlamaRuntime):
-        return
-    if not any(device.kind in {"gpu", "integrated gpu"} for device in runtime.devices):
-        raise RuntimeUnsupportedError(
-            f"the placement puts {layers} layers on a device, and this libllama lists none: all would run in host "
-            "memory under a certificate that says otherwise; leave the placement away, or name a --library that has one"
-        )
 
 
 def _save(result: Validation, output: Path) -> UserFileError | None:

@@ -52,7 +52,13 @@ class ServerSettings:
     def of(cls, certificate: Certificate) -> ServerSettings:
         """The settings under which the certificate was earned, on one slot as there."""
         options = certificate.options
-        return cls(certificate.placement, options.context_tokens, options.threads, options.kv_type)
+        return cls(
+            certificate.placement,
+            options.context_tokens,
+            options.threads,
+            options.kv_type,
+            rpc_servers=options.rpc_servers or (),
+        )
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -289,12 +289,23 @@ class LlamaRuntime:
                 "switched": self._switched(reply["switched"]),
             }
         )
+        self._require_device(loaded)
         if self._override and self._facts.is_moe and not loaded.override_reached:
             self._no_override = (
                 f"{loaded.library} does not call build_moe_ffn through its symbol table (linked with -Bsymbolic?), "
                 "so the expert override cannot reach it"
             )
         return loaded
+
+    def _require_device(self, loaded: Loaded) -> None:
+        """Refuse layers on a device that is not there: libllama takes the host, and says nothing."""
+        layers = self._options.placement.gpu_layers
+        if layers and not any(device.kind in {"gpu", "integrated gpu"} for device in loaded.devices):
+            self._discard()
+            raise RuntimeUnsupportedError(
+                f"the placement puts {layers} layers on a device, and {loaded.library} lists none, so all would run in "
+                "host memory; leave the placement away, or name a --library that has one"
+            )
 
     def _switched(self, reply: Mapping[str, Any]) -> Switched:
         self._weight_loads += reply["loads"] - self._loads_of_process

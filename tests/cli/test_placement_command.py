@@ -169,8 +169,10 @@ def test_a_full_disk_is_one_message(capsys) -> None:
 @pytest.mark.model
 def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
     table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
-    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256", "--keep-loaded"]
-    code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
+    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256"]
+    with rpc_server(llama_bin()) as server:
+        argv += ["--rpc", server.endpoint, "--library", str(server.library_dir)]
+        code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
     rows = json.loads(capsys.readouterr().out)["placements"]
     assert code == 0
     assert [row["placement"] for row in rows] == ["all on the device", "0 of 7 layers on the device"]
@@ -182,10 +184,13 @@ def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) ->
 
 
 @pytest.mark.model
-def test_a_sweep_without_a_device_says_so(capsys) -> None:
+def test_a_sweep_measures_nothing_on_the_host_that_is_named_after_a_device(capsys) -> None:
     argv = ["placement", "sweep", "--blocks", "0", "--layers", "0", "--tokens", "1", "--context", "64", "--keep-loaded"]
-    assert main(argv) == 0
-    assert "warning: nothing was put on a device" in capsys.readouterr().out
+    assert main([*argv, "--json"]) == 0
+    device, host = json.loads(capsys.readouterr().out)["placements"]
+    assert "puts 7 layers on a device" in device["error"]
+    assert device["tokens_per_s"] is None
+    assert host["tokens_per_s"] > 0
 
 
 def test_a_sweep_of_which_nothing_ran_is_shown_and_a_failure(capsys, monkeypatch) -> None:
@@ -204,16 +209,18 @@ def test_a_sweep_of_which_nothing_ran_is_shown_and_a_failure(capsys, monkeypatch
 def test_a_sweep_that_is_ended_leaves_the_rounds_that_were_done(tmp_path, number) -> None:
     table = tmp_path / "s.csv"
     argv = ["--blocks", "0,2", "--tokens", "1", "--rounds", "300", "--context", "64", "--csv", str(table)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "routing_lab", "placement", "sweep", *argv], stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 120
-    while not table.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
+    with rpc_server(llama_bin()) as server:
+        argv += ["--rpc", server.endpoint, "--library", str(server.library_dir)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "routing_lab", "placement", "sweep", *argv], stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 120
+        while not table.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["tokens_per_s"]) > 0 for row in rows] == [True, True]
@@ -233,32 +240,41 @@ def test_a_sweep_sees_what_a_device_holds(capsys) -> None:
 
 
 @pytest.mark.model
-def test_no_certificate_names_a_device_that_is_not_there(capsys, tmp_path) -> None:
+@pytest.mark.parametrize("command", ["evaluate", "validate", "search"])
+def test_layers_on_a_device_that_is_not_there_are_refused(command, capsys, tmp_path) -> None:
     schedule = Path(__file__).parent.parent.parent / "schedules" / "demo" / "late-half.yaml"
-    argv = ["validate", "--schedule", str(schedule), "--output", str(tmp_path / "c.yaml"), "--threads", "1"]
-    argv += ["--tokens", "8", "--rounds", "6", "--context", "512"]
+    words = {
+        "evaluate": [str(schedule)],
+        "validate": ["--schedule", str(schedule), "--output", str(tmp_path / "c.yaml")],
+        "search": ["--storage", str(tmp_path / "s.db"), "--trials", "1"],
+    }
     with LlamaRuntime(demo.model_path(), RuntimeOptions(threads=1, context_tokens=64)) as runtime:
         if any("gpu" in device.kind for device in runtime.devices):
             pytest.skip("this machine has a GPU")
-    assert main([*argv, "--gpu-layers", "99"]) == 4
-    assert "puts 99 layers on a device, and this libllama lists none" in capsys.readouterr().err
+    assert main([command, *words[command], "--threads", "1", "--gpu-layers", "99"]) == 4
+    error = capsys.readouterr().err
+    assert "puts 99 layers on a device" in error
+    assert "libllama.so lists none" in error
     assert not (tmp_path / "c.yaml").exists()
 
 
-@pytest.mark.model
-def test_a_device_that_is_there_may_be_certified(tmp_path) -> None:
-    from routing_lab.cli.validate import _require_device
-
-    with rpc_server(llama_bin()) as server:
-        options = RuntimeOptions(
-            threads=1,
-            context_tokens=64,
-            placement=Placement(99),
-            library_dir=server.library_dir,
-            rpc_servers=(server.endpoint,),
-        )
-        with LlamaRuntime(demo.model_path(), options) as runtime:
-            _require_device(runtime)
+@pytest.mark.parametrize(
+    ("placement", "words", "answer"),
+    [
+        ("context: 20", [], (2, "p.yaml: context 20")),
+        ("context: 16777216", [], (2, "p.yaml: context 16777216: routing-lab demo MoE was made for at most")),
+        ("context: 20", ["--context", "400", "--tokens", "400"], (2, "--context 400")),
+        ("host_experts: 7-9", [], (3, "p.yaml: host_experts")),
+    ],
+)
+def test_a_placement_files_context_and_blocks_are_checked_before_loading(
+    placement, words, answer, capsys, tmp_path
+) -> None:
+    code, said = answer
+    (tmp_path / "p.yaml").write_text(placement + "\n")
+    schedule = Path(__file__).parent.parent.parent / "schedules" / "demo" / "late-half.yaml"
+    assert main(["evaluate", str(schedule), "--placement", str(tmp_path / "p.yaml"), "--prefill", "0", *words]) == code
+    assert said in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------------------
