@@ -42,7 +42,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
     facts, probes, noise = make_facts(folder), make_probes(12, 20), random.Random(1)
     runtime = make_runtime(facts, NEEDS, speed=lambda counts: speed(counts) * noise.uniform(0.97, 1.03))
-    settings = StudySettings(trials=30, stop_after_failures=None, runners_up=None, order="speed")
+    settings = StudySettings(trials=30, stop_after_failures=None, runners_up=None, order="speed", start="uniform")
     study = run_study(
         runtime, probes, make_space((1, 2, 3, 4, 6, 8)), study="s", storage=folder / "s.db", settings=settings
     )

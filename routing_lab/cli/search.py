@@ -57,11 +57,11 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--start",
-        choices=("uniform", "sensitivity", "map", "none"),
-        default="uniform",
-        help="before the sampler proposes: the uniform schedules; each block or band cut alone as far as the space "
-        "goes, not timed and not counted by --trials; a map of that, with whole gates and gentler cuts; or nothing "
-        "(default: %(default)s)",
+        choices=("auto", "sensitivity", "map", "uniform", "none"),
+        default="auto",
+        help="before the sampler proposes: sensitivity: each block or band cut alone as far as the space goes, not "
+        "timed and not counted by --trials; map: the same with whole gates and gentler cuts; uniform: the uniform "
+        "schedules; none; auto: sensitivity where it is possible, else uniform (default: %(default)s)",
     )
     parser.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -139,8 +139,7 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
 
     facts = options.read_facts(args)
     space.check(facts)
-    if args.start in {"sensitivity", "map"}:
-        SingleCuts(Dimensions(space, facts), gentler=args.start == "map")
+    SingleCuts.of_start(Dimensions(space, facts), _settings(args))
     path = study_storage(args)
     with study_lock(path, args.study):
         pass
@@ -271,7 +270,7 @@ class _Bar:
                 f"baseline: {baseline.tokens_per_s:,.1f} tokens/s, "
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
-            if self._start in {"sensitivity", "map"} and (calibration := baseline.calibration) and calibration.reason:
+            if self._start not in {"uniform", "none"} and (calibration := baseline.calibration) and calibration.reason:
                 self._bar.print(shown(f"no sensitivity pass, the uniform schedules instead: {calibration.describe()}"))
             if baseline.failures:
                 self._bar.print(shown(f"the baseline itself fails: {', '.join(baseline.failures)}"))

@@ -8,9 +8,11 @@ dimension whose cut failed is asked again, cut less, until one passes the whole 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from routing_lab.errors import UsageError
 from routing_lab.search.dimensions import Dimensions, Point
+from routing_lab.search.settings import StudySettings
 
 __all__ = ["SingleCuts"]
 
@@ -43,6 +45,16 @@ class SingleCuts:
             for column, own in enumerate(whole)
         )
         """For each dimension its cuts, the largest first; none where the model's own count is the smallest choice."""
+
+    @classmethod
+    def of_start(cls, dimensions: Dimensions, settings: StudySettings) -> SingleCuts | None:
+        """The pass that the study begins with; ``None`` for none. Raises as the class does, but not for ``auto``."""
+        if settings.start in {"sensitivity", "map"}:
+            return cls(dimensions, gentler=settings.start == "map")
+        if settings.start == "auto" and settings.verify:
+            with suppress(UsageError):
+                return cls(dimensions, gentler=False)
+        return None
 
     def ahead(self, passed: Mapping[Point, bool]) -> list[Point]:
         """The cuts to ask, in this order, as far as they are known to be wanted.

@@ -117,7 +117,7 @@ class Session:
         self._baseline_schedule = Schedule.baseline(runtime.facts)
         self._verification: Verification | None = None
         self._history = History(dimensions, settings)
-        self._cuts = SingleCuts(dimensions, gentler=settings.start == "map") if settings.cuts_alone else None
+        self._cuts = SingleCuts.of_start(dimensions, settings)
         self._errors_in_a_row = 0
         self._started = time.monotonic()
         self._trial_seconds = 0.0

@@ -14,7 +14,7 @@ __all__ = ["SAMPLER_NAMES", "STARTS", "SamplerName", "Start", "StudySettings"]
 SamplerName = Literal["schedule", "tpe", "gp", "nsga2", "random"]
 SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
 
-Start = Literal["uniform", "sensitivity", "map", "none"]
+Start = Literal["auto", "sensitivity", "map", "uniform", "none"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
 Order = Literal["auto", "speed", "gate"]
@@ -33,10 +33,10 @@ class StudySettings:
     ``order`` says what a trial begins with: ``speed``, the ``gate``, or (``auto``) whichever of the two has so far
     rejected more schedules for its time. ``verify`` of ``False`` decodes every answer instead of checking the
     baseline's as drafts.
-    ``start`` says what comes before the sampler's own proposals: the ``uniform`` schedules of the space, the
-    ``sensitivity`` pass (every dimension cut alone as far as it goes and put through the gate, without a measurement;
-    ``trials`` does not count these runs), the ``map`` (the same with the whole gate, and where it fails with gentler
-    cuts), or ``none``.
+    ``start`` says what comes before the sampler's own proposals: the ``sensitivity`` pass (every dimension cut alone as
+    far as it goes and put through the gate, without a measurement; ``trials`` does not count these runs), the ``map``
+    (the same with the whole gate, and where it fails with gentler cuts), the ``uniform`` schedules of the space,
+    ``none``, or ``auto``: the sensitivity pass where drafts are checked and the space has one, else the uniform ones.
     ``most_runtime_errors`` trials that fail in a row end the study.
 
     Raises:
@@ -56,7 +56,7 @@ class StudySettings:
     most_runtime_errors: int = 5
     order: Order = "auto"
     verify: bool = True
-    start: Start = "uniform"
+    start: Start = "auto"
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLER_NAMES:
@@ -65,7 +65,7 @@ class StudySettings:
             raise UsageError(f"unknown order {self.order!r}: choose one of {', '.join(get_args(Order))}")
         if self.start not in STARTS:
             raise UsageError(f"unknown start {self.start!r}: choose one of {', '.join(STARTS)}")
-        if self.cuts_alone and not self.verify:
+        if self.start in {"sensitivity", "map"} and not self.verify:
             raise UsageError(
                 f"the start {self.start} looks at how far drafts are kept to, and there are none where every answer is "
                 "decoded (--plain): begin with uniform or none"
@@ -78,8 +78,3 @@ class StudySettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be positive, got {value}")
-
-    @property
-    def cuts_alone(self) -> bool:
-        """Whether the study begins with a sensitivity pass of either kind."""
-        return self.start in {"sensitivity", "map"}

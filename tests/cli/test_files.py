@@ -92,7 +92,7 @@ def test_standard_input_is_taken_where_text_is_read() -> None:
 def storage_of_a_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study with a few trials, of a model of rules."""
     folder = tmp_path_factory.mktemp("study")
-    settings = StudySettings(trials=4, measure=MeasureSettings(rounds=6, tokens=8), sampler="random")
+    settings = StudySettings(trials=4, measure=MeasureSettings(rounds=6, tokens=8), sampler="random", start="uniform")
     runtime = make_runtime(make_facts(folder))
     run_study(runtime, make_probes(), make_space(), study="t", storage=folder / "s.db", settings=settings)
     load_study(folder / "s.db", "t")  # the last one to close it leaves everything in the one file

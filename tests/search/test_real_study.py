@@ -111,7 +111,9 @@ def test_a_process_lost_while_drafts_were_checked_costs_no_trial(
     runtime: Mortal, probes: ProbeSet, tmp_path: Path
 ) -> None:
     storage, space = tmp_path / "s.db", SearchSpace.default(runtime.facts)
-    settings = StudySettings(trials=2, measure=MEASURE, policy=Policy(Rule.NO_WORSE_THAN_BASELINE), order="gate")
+    settings = StudySettings(
+        trials=2, measure=MEASURE, policy=Policy(Rule.NO_WORSE_THAN_BASELINE), order="gate", start="uniform"
+    )
     # Two checks calibrate; the third is the first trial's.
     runtime.fatal, before = ("verify", 3), runtime.deaths
     result = run_study(runtime, probes, space, study="s", storage=storage, settings=settings)

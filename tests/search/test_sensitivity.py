@@ -248,12 +248,24 @@ def test_without_drafts_the_pass_is_refused_and_where_they_are_no_evidence_unifo
     assert [trial.key for trial in study.trials[:2]] == ["0-3:4", "0-3:2"]
 
 
+def test_by_itself_a_study_begins_with_the_largest_cuts_where_drafts_are_checked_and_the_space_has_them(
+    facts: ModelFacts, tmp_path: Path
+) -> None:
+    def begins(**changes: Any) -> list[str]:
+        trials = run(facts, tmp_path / f"{len(list(tmp_path.iterdir()))}.db", start="auto", trials=2, **changes)
+        return [trial.origin for trial in trials.study.trials]
+
+    assert begins() == ["sensitivity"] * 4 + ["random"] * 2
+    assert begins(verify=False) == ["uniform"] * 2
+    assert begins(space=make_space((2, 4))) == ["uniform"] * 2
+
+
 def test_none_begins_with_the_sampler(facts: ModelFacts, storage: Path) -> None:
     assert {trial.origin for trial in run(facts, storage, start="none").study.trials} == {"random"}
 
 
 def test_an_unknown_start_is_refused() -> None:
-    with pytest.raises(UsageError, match="uniform, sensitivity, map, none"):
+    with pytest.raises(UsageError, match="auto, sensitivity, map, uniform, none"):
         StudySettings(start="lexi")  # type: ignore[arg-type]
 
 

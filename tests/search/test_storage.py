@@ -21,7 +21,7 @@ from routing_lab.measure import MeasureSettings
 from routing_lab.search import StudySettings, load_study, run_study, study_names
 from routing_lab.search.storage import TRIAL, open_storage, reporting_storage_errors, storage_path, study_lock
 
-SETTINGS = StudySettings(trials=3, measure=MeasureSettings(rounds=6, tokens=8), sampler="random")
+SETTINGS = StudySettings(trials=3, measure=MeasureSettings(rounds=6, tokens=8), sampler="random", start="uniform")
 
 
 def run(folder: Path, storage: Path, runtime: Any = None) -> None:
