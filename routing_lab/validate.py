@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from routing_lab.answers import Judge
+from routing_lab.answers import Judge, Status
 from routing_lab.certificate import (
     Answer,
     Certificate,
@@ -40,6 +40,7 @@ from routing_lab.gate import (
 from routing_lab.measure import MeasureSettings, SpeedRatio, measure_rates
 from routing_lab.model import model_digest
 from routing_lab.probes import Outcome, ProbeSet, run_probes
+from routing_lab.probes.run import run_probe
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
@@ -257,8 +258,16 @@ class _AcceptanceRun:
             self._probes_done += 1
             self._doing(f"{split} of {schedule.name}")
 
+        outcomes = run_probes(
+            self._runtime, self._probe_set, probes, self._judge, stop_after_failures=None, progress=count
+        )
+        if len(outcomes) < len(probes):
+            return tuple(outcomes)  # it died again and again
+        # A process that something else killed says nothing about the schedule, and hours may hang on it.
+        lost = (outcome.status is Status.RUNTIME_ERROR for outcome in outcomes)
         return tuple(
-            run_probes(self._runtime, self._probe_set, probes, self._judge, stop_after_failures=None, progress=count)
+            run_probe(self._runtime, self._probe_set, probe, self._judge) if again else outcome
+            for probe, outcome, again in zip(probes, outcomes, lost, strict=True)
         )
 
     def _doing(self, what: str) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,18 +139,31 @@ def test_the_speed_rule_looks_at_the_lower_end_of_the_interval(facts: ModelFacts
     assert run(facts, GOOD, speed_rule=SpeedRule(ratio + 0.001)).certificate is None
 
 
-def test_a_process_lost_on_a_holdout_probe_is_no_acceptance(facts: ModelFacts) -> None:
+def failing_on(times: set[int]) -> Callable[[str, Mapping[int, int]], bool]:
+    """Lose the process on these requests for an answer of ``GOOD``, counted from 1."""
     counts = dict(enumerate([4, 4, 2, 2]))
     asked = 0
 
     def fail(request: str, given: Mapping[int, int]) -> bool:
         nonlocal asked
-        asked += request == "generate" and dict(given) == counts
-        return request == "generate" and dict(given) == counts and asked == 6
+        mine = request == "generate" and dict(given) == counts
+        asked += mine
+        return mine and asked in times
 
-    validation = run(facts, GOOD, runtime=make_runtime(facts, fail=fail))
+    return fail
+
+
+def test_a_probe_on_which_the_process_is_lost_twice_is_no_acceptance(facts: ModelFacts) -> None:
+    probes = make_probes()
+    validation = run(facts, GOOD, runtime=make_runtime(facts, fail=failing_on({6, 1 + len(probes.items)})))
     assert validation.certificate is None
     assert "the runtime failed on h1" in validation.results[0].acceptance.reasons[0]
+
+
+def test_a_probe_on_which_the_process_is_lost_once_is_asked_again(facts: ModelFacts) -> None:
+    (result,) = run(facts, GOOD, runtime=make_runtime(facts, fail=failing_on({3, 6}))).results
+    assert result.acceptance.accepted
+    assert all(outcome.correct for outcome in (*result.gate_outcomes, *result.holdout_outcomes))
 
 
 def test_a_holdout_that_was_given_up_is_no_acceptance(facts: ModelFacts) -> None:
