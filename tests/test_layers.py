@@ -24,8 +24,9 @@ RANKS = {
     "synth": 1,
     "schedule": 2,
     "placement": 2.5,  # its files name the model they are for, as schedules do
-    "plan": 3,
-    "published": 2,
+    "placement.published": 2.5,
+    "placement.plan": 3,
+    "placement.sweep": 9,  # the same lever, measured
     "overrides": 3,
     "space": 3,
     "runtime": 4,
@@ -37,7 +38,6 @@ RANKS = {
     "search": 9,
     "evaluate": 9,
     "validate": 9,
-    "sweep": 9,
     "export": 10,
     "report": 10,
     "cli": 11,
@@ -56,7 +56,10 @@ def dotted(path: Path) -> str:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1]
+    """The first two names below the package where they have a rank of their own, else the first."""
+    names = module.split(".")[1:]
+    within = ".".join(names[:2])
+    return within if within in RANKS else names[0]
 
 
 def imported(path: Path) -> set[str]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from routing_lab.model import ModelFacts, ModelMemory
     from routing_lab.placement import Placement
-    from routing_lab.plan import KvType, Limits, Plan, TradeRow
+    from routing_lab.placement.plan import KvType, Limits, Plan, TradeRow
+    from routing_lab.placement.sweep import SweepRow, SweepSettings
     from routing_lab.runtime.llama import LlamaRuntime
-    from routing_lab.sweep import SweepRow, SweepSettings
 
 _FIRST_CONTEXT = 2048
 _LAST_CONTEXT = 1 << 18
@@ -85,7 +85,7 @@ def run_plan(args: argparse.Namespace) -> int:
     """Print both sides of the placement, what is wrong with it, and context against blocks."""
     from routing_lab.model import ModelMemory
     from routing_lab.placement import Placement
-    from routing_lab.plan import GIB, Limits, plan, suggest, trade
+    from routing_lab.placement.plan import GIB, Limits, plan, suggest, trade
 
     check_outputs(args)
     _require_sane(args)
@@ -148,7 +148,7 @@ def _contexts(memory: ModelMemory, asked: int) -> list[int]:
 
 
 def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dict[str, object]:
-    from routing_lab.plan import kinds_of_blocks
+    from routing_lab.placement.plan import kinds_of_blocks
 
     sides = {
         name: {
@@ -199,7 +199,7 @@ def _block_table(memory: ModelMemory, result: Plan) -> Table:
     from rich.table import Table
 
     from routing_lab.model import format_blocks
-    from routing_lab.plan import KINDS, kinds_of_blocks
+    from routing_lab.placement.plan import KINDS, kinds_of_blocks
 
     alike: dict[tuple[tuple[tuple[str, int], ...], int], list[int]] = {}
     for block, sizes in kinds_of_blocks(memory).items():
@@ -282,7 +282,7 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Measure, and print one row per placement."""
-    from routing_lab.published import PublishedTable
+    from routing_lab.placement.published import PublishedTable
     from routing_lab.report import published_table, sweep_table
 
     check_figure(args.figure)
@@ -322,7 +322,7 @@ def _require_in_process(args: argparse.Namespace) -> None:
 
 
 def _sweep_settings(args: argparse.Namespace) -> SweepSettings:
-    from routing_lab.sweep import SweepSettings
+    from routing_lab.placement.sweep import SweepSettings
 
     try:
         settings = SweepSettings(tokens=args.tokens, rounds=args.rounds, keep_loaded=args.keep_loaded)
@@ -339,7 +339,7 @@ def _sweep_settings(args: argparse.Namespace) -> SweepSettings:
 
 def _swept(args: argparse.Namespace, placements: list[Placement], settings: SweepSettings) -> list[SweepRow]:
     """Every row. Raises ``InterruptedStudyError`` after Ctrl-C, which says what is kept."""
-    from routing_lab.sweep import sweep
+    from routing_lab.placement.sweep import sweep
 
     done = 0
 
@@ -359,7 +359,7 @@ def _swept(args: argparse.Namespace, placements: list[Placement], settings: Swee
 
 
 def _placements(args: argparse.Namespace, facts: ModelFacts) -> list[Placement]:
-    from routing_lab.sweep import expert_placements, layer_placements
+    from routing_lab.placement.sweep import expert_placements, layer_placements
 
     blocks, layers = args.blocks, args.layers
     if blocks is None and layers is None:
@@ -402,7 +402,7 @@ def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
 
 
 def _csv(rows: Sequence[SweepRow]) -> str:
-    from routing_lab.sweep import CSV_COLUMNS
+    from routing_lab.placement.sweep import CSV_COLUMNS
 
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, CSV_COLUMNS)

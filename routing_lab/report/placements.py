@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from routing_lab.errors import UsageError
-from routing_lab.published import PublishedTable
+from routing_lab.placement.published import PublishedTable
+from routing_lab.placement.sweep import SweepRow
 from routing_lab.report.figures import canvas
-from routing_lab.sweep import SweepRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

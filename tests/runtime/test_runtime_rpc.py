@@ -14,7 +14,7 @@ from routing_lab import demo
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError
 from routing_lab.model import ModelFacts, ModelMemory
 from routing_lab.placement import HostTensors, Placement, TensorKind
-from routing_lab.plan import plan
+from routing_lab.placement.plan import plan
 from routing_lab.probes import ProbeSet
 from routing_lab.runtime import RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime

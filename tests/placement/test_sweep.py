@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import pytest
 from modelfiles import make_facts
 
-from routing_lab import sweep as sweeping
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
 from routing_lab.placement import Placement
-from routing_lab.published import PublishedTable
+from routing_lab.placement import sweep as sweeping
+from routing_lab.placement.published import PublishedTable
+from routing_lab.placement.sweep import SweepRow, SweepSettings, expert_placements, layer_placements, sweep
 from routing_lab.report import figure_sweep, published_table, sweep_table
 from routing_lab.runtime.base import DecodeTiming
 from routing_lab.runtime.libllama import Buffer
-from routing_lab.sweep import SweepRow, SweepSettings, expert_placements, layer_placements, sweep
 
 FACTS = make_facts({1: 8, 2: 8, 3: 8, 4: 8}, blocks=6, mtp=(5,))
 ONE, TWO, THREE = Placement(7, name="one"), Placement(7, (1,), "two"), Placement(3, name="three")

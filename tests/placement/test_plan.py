@@ -17,11 +17,11 @@ from modelfiles import COUNTS, INNER, WIDTH, dense_block, make_facts, moe_block,
 from routing_lab.errors import UserFileError
 from routing_lab.model import BlockCache, ModelMemory, TensorInfo
 from routing_lab.placement import HostTensors, Placement, TensorKind
-from routing_lab.plan import GIB, Limits, kinds_of_blocks, plan, suggest, trade
-from routing_lab.published import PublishedTable
+from routing_lab.placement.plan import GIB, Limits, kinds_of_blocks, plan, suggest, trade
+from routing_lab.placement.published import PublishedTable
 
 MIB = 2**20
-PUBLISHED = Path(__file__).parent.parent / "placements" / "published"
+PUBLISHED = Path(__file__).parent.parent.parent / "placements" / "published"
 
 
 def tensor(name: str, size_bytes: int, shape: tuple[int, ...] = (1,)) -> TensorInfo:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from routing_lab.model import FrozenMap, ModelMemory, TensorInfo, format_blocks
-from routing_lab.placement import EXPERTS_PATTERN, Placement, TensorKind
+from routing_lab.placement.value import EXPERTS_PATTERN, Placement, TensorKind
 from routing_lab.schedule import ScheduledModel
 
 __all__ = ["GIB", "KINDS", "Limits", "Plan", "Side", "TradeRow", "kinds_of_blocks", "plan", "suggest", "trade"]

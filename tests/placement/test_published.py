@@ -8,9 +8,9 @@ import pytest
 
 from routing_lab.errors import UserFileError
 from routing_lab.placement import Placement
-from routing_lab.published import COLUMNS, PublishedTable
+from routing_lab.placement.published import COLUMNS, PublishedTable
 
-PLACEMENTS = Path(__file__).parent.parent / "placements"
+PLACEMENTS = Path(__file__).parent.parent.parent / "placements"
 TABLES = sorted((PLACEMENTS / "published").glob("*.yaml"))
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, Self
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError, UsageError
 from routing_lab.measure import SpeedRatio, fewest_rounds
 from routing_lab.model import ModelFacts, format_blocks, parse_blocks
-from routing_lab.placement import Placement
+from routing_lab.placement.value import Placement
 from routing_lab.runtime.base import DecodeTiming
 from routing_lab.runtime.libllama import Buffer
 
