@@ -38,7 +38,7 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     options.add_model(parser)
     options.add_probes(parser)
-    add_study(parser)
+    add_study(parser, new=True)
     parser.add_argument("--space", type=Path, metavar="YAML", help="search space (default: made for the model)")
     parser.add_argument(
         "--trials",
@@ -75,9 +75,10 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     options.add_runtime(parser)
 
 
-def add_study(parser: argparse.ArgumentParser) -> None:
-    """``--study`` and ``--storage``: which study."""
-    parser.add_argument("--study", default="default", metavar="NAME", help="name of the study (default: %(default)s)")
+def add_study(parser: argparse.ArgumentParser, *, new: bool = False) -> None:
+    """``--study`` and ``--storage``: which study; one that is there need not be named where it is the only one."""
+    name, absent = ("default", "%(default)s") if new else (None, "the only one of the storage")
+    parser.add_argument("--study", default=name, metavar="NAME", help=f"name of the study (default: {absent})")
     parser.add_argument(
         "--storage", default=DEFAULT_STORAGE, metavar="FILE", help="SQLite file of studies (default: %(default)s)"
     )
@@ -92,7 +93,8 @@ def study_storage(args: argparse.Namespace) -> Path:
     """
     from routing_lab.search.storage import check_study_name, storage_path
 
-    check_study_name(args.study)
+    if args.study is not None:
+        check_study_name(args.study)
     path = storage_path(args.storage)
     if path.exists() and not path.is_file():
         what = "is a folder" if path.is_dir() else "is no regular file"

@@ -158,10 +158,11 @@ def _candidates(args: argparse.Namespace) -> list[Schedule]:
     """
     from routing_lab.search import candidates, load_study
 
-    found = candidates(load_study(args.storage, args.study), args.top)
+    study = load_study(args.storage, args.study)
+    found = candidates(study, args.top)
     if not found:
         raise NothingAcceptedError(
-            f"study {args.study} in {args.storage} has no accepted schedule yet: "
-            f"routing-lab search --study {args.study} --storage {args.storage}"
+            f"study {study.name} in {args.storage} has no accepted schedule yet: "
+            f"routing-lab search --study {study.name} --storage {args.storage}"
         )
     return [trial.schedule for trial in found]

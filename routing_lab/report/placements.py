@@ -9,6 +9,7 @@ from routing_lab.errors import UsageError
 from routing_lab.placement.published import PublishedTable
 from routing_lab.placement.sweep import SweepRow
 from routing_lab.report.figures import canvas
+from routing_lab.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,9 +30,9 @@ def sweep_table(rows: Sequence[SweepRow]) -> Table:
     for name in ("tokens/s", "ratio [95 %]", "device MiB", "host MiB", "resident MiB", "major faults", "swapped in"):
         table.add_column(name, justify="right")
     for row in rows:
-        label = Text(row.placement.name or row.placement.describe())
+        label = Text(visible(row.placement.name or row.placement.describe()))
         if row.ratio is None or row.tokens_per_s is None:
-            table.add_row(label, Text(f"failed: {(row.error or '').splitlines()[0]}"))
+            table.add_row(label, Text(f"failed: {visible((row.error or 'no reason given').splitlines()[0])}"))
             continue
         ratio = f"{row.ratio.ratio:.3f} [{row.ratio.low:.3f}, {row.ratio.high:.3f}]"
         sizes = (row.device_bytes, row.host_bytes, row.most("resident_bytes"))
@@ -46,11 +47,13 @@ def published_table(published: PublishedTable) -> Table:
     from rich.text import Text
 
     hardware = f" ({published.hardware})" if published.hardware else ""
-    table = Table(title=Text(f"published: {published.what}{hardware}"), title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=Text(visible(f"published: {published.what}{hardware}")), title_justify="left", box=None, pad_edge=False
+    )
     for column in published.columns:
         table.add_column(column.replace("_", " "), justify="left" if column == "label" else "right")
     for row in published.rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in published.columns))
+        table.add_row(*(Text(visible(_cell(row.get(column)))) for column in published.columns))
     return table
 
 

@@ -128,7 +128,7 @@ class Session:
         """Results so far, those of earlier sessions included, without the sensitivity pass."""
         return self._history.evaluated
 
-    def run(self, on_progress: Callable[[Progress], None] | None) -> Stop:
+    def run(self, report: Callable[[Progress], None]) -> Stop:
         """Measure the baseline where that was not done yet, then run trials until a bound is reached.
 
         Raises:
@@ -138,7 +138,6 @@ class Session:
         self._settle_unfinished()
         self._recall()
         baseline = self._baseline()
-        report = on_progress or (lambda _progress: None)
         report(self._progress(baseline, None))
         self._refuse_hopeless(baseline)
         sampler = self._use_sampler()

@@ -13,7 +13,7 @@ import sqlite3
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ __all__ = [
     "STUDY",
     "TRANSCRIPTS",
     "TRIAL",
+    "OpenFile",
     "check_study_name",
     "load_study",
     "open_storage",
@@ -123,6 +124,57 @@ def open_storage(storage: Path | str, *, create: bool) -> RDBStorage:
         sqlalchemy.event.listen(backend.engine, "connect", _spare_the_disk)
         backend.engine.dispose()  # so that the first connection, made before the listener, is not used on
     return backend
+
+
+class OpenFile:
+    """The file of an open storage, which somebody may remove or replace while a study of hours writes to it.
+
+    SQLite goes on writing to a file without a name then, and all of it is gone with the process.
+    """
+
+    def __init__(self, path: Path, backend: RDBStorage) -> None:
+        self._path, self._backend = path, backend
+        self._known = self._identity()
+
+    def require(self) -> None:
+        """Look whether the file is still the one that was opened.
+
+        Raises:
+            UserFileError: It is not. What the storage holds was written to a file again, which the error names.
+        """
+        if self._identity() == self._known:
+            return
+        rescued = self._path
+        for number in itertools.count(1):
+            if not os.path.lexists(rescued):
+                break
+            rescued = self._path.with_name(f"{self._path.stem}-rescued-{number}{self._path.suffix}")
+        self._save(rescued)
+        way_out = "it was written again, and the same command goes on"
+        if rescued != self._path:
+            way_out = f"what it held is in {rescued}: go on with --storage {rescued}"
+        raise UserFileError(str(self._path), [Problem("", "was removed or replaced while the study ran", way_out)])
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The log that SQLite writes ahead belongs to the old file; beside another one it would spoil it.
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        source = self._backend.engine.raw_connection()
+        try:
+            held = source.driver_connection
+            assert held is not None, "it has not been detached"  # noqa: S101 - SQLAlchemy's type
+            with closing(sqlite3.connect(path)) as target:
+                held.backup(target)
+        finally:
+            source.close()
 
 
 def _opened(path: Path) -> RDBStorage:

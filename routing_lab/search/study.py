@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import optuna
+from optuna.storages import RDBStorage
 
 from routing_lab.answers import Judge
 from routing_lab.errors import InterruptedStudyError, UsageError
@@ -22,6 +23,7 @@ from routing_lab.search.session import Progress, Session, Stop
 from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import (
     STUDY,
+    OpenFile,
     check_study_name,
     open_storage,
     quiet_optuna,
@@ -89,7 +91,15 @@ def run_study(
     identity = _identity(runtime, probe_set, space, settings.policy)
     own: AbstractContextManager[Judge] = nullcontext(judge) if judge else Judge()
     with study_lock(path, study), reporting_storage_errors(path), quiet_optuna(), own as judging:
-        opened = _open_study(path, study, identity, _described(runtime, settings))
+        backend = open_storage(path, create=True)
+        opened = _open_study(backend, path, study, identity, _described(runtime, settings))
+        file = OpenFile(path, backend)
+
+        def tell(now: Progress) -> None:
+            file.require()
+            if on_progress is not None:
+                on_progress(now)
+
         session = Session(
             runtime=runtime,
             probe_set=probe_set,
@@ -100,7 +110,7 @@ def run_study(
             path=path,
         )
         try:
-            stopped = session.run(on_progress)
+            stopped = session.run(tell)
         except KeyboardInterrupt:
             raise InterruptedStudyError(
                 f"interrupted; {session.evaluated} evaluated schedules are saved. To go on, run the same command "
@@ -142,9 +152,10 @@ def _described(runtime: Runtime, settings: StudySettings) -> dict[str, object]:
     }
 
 
-def _open_study(path: Path, name: str, identity: Mapping[str, str], described: Mapping[str, object]) -> optuna.Study:
+def _open_study(
+    backend: RDBStorage, path: Path, name: str, identity: Mapping[str, str], described: Mapping[str, object]
+) -> optuna.Study:
     """Create the study, or continue the one that is there if it asks the same question."""
-    backend = open_storage(path, create=True)
     opened = optuna.create_study(storage=backend, study_name=name, direction="maximize", load_if_exists=True)
     # A process that was killed right after it created the study left it without trials and attributes.
     if opened.user_attrs or opened.get_trials(deepcopy=False):

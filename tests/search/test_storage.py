@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from fakelab import make_facts, make_probes, make_runtime, make_space
 
 from routing_lab.errors import UsageError, UserFileError
 from routing_lab.measure import MeasureSettings
-from routing_lab.search import StudySettings, load_study, run_study, study_names
+from routing_lab.search import Progress, StudySettings, load_study, run_study, study_names
 from routing_lab.search.storage import TRIAL, open_storage, reporting_storage_errors, storage_path, study_lock
 
 SETTINGS = StudySettings(trials=3, measure=MeasureSettings(rounds=6, tokens=8), sampler="random", start="uniform")
@@ -42,6 +43,46 @@ def test_processes_that_make_one_storage_at_the_same_moment_all_get_it(tmp_path:
         with ThreadPoolExecutor(8) as pool:
             opened = [pool.submit(open_storage, path, create=True) for _ in range(8)]
         assert all(future.result().get_all_studies() == [] for future in opened)
+
+
+# --- a file that goes away -------------------------------------------------------------------------------------------
+
+
+def remove(path: Path) -> None:
+    for one in path.parent.glob(f"{path.name}*"):
+        one.unlink()
+
+
+def replace_it(path: Path) -> None:
+    remove(path)
+    path.write_text("somebody else's")
+
+
+def remove_its_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("harm", [remove, replace_it, remove_its_folder])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_storage_that_is_taken_away_while_a_study_runs_is_said_and_saved(
+    tmp_path: Path, harm: Callable[[Path], None], at: int
+) -> None:
+    path = tmp_path / "runs" / "studies.db"
+    runtime, seen = make_runtime(make_facts(tmp_path)), []
+
+    def watch(now: Progress) -> None:
+        seen.append(now.done)
+        if now.done == at:
+            harm(path)
+
+    with pytest.raises(UserFileError, match="was removed or replaced while the study ran") as caught:
+        run_study(runtime, make_probes(), make_space(), study="s", storage=path, settings=SETTINGS, on_progress=watch)
+    rescued = path if harm is not replace_it else path.with_name("studies-rescued-1.db")
+    assert str(rescued.name if harm is replace_it else "the same command goes on") in str(caught.value)
+    assert len(load_study(rescued).trials) == at + 1
+    assert harm is not replace_it or path.read_text() == "somebody else's"
+    done = run_study(runtime, make_probes(), make_space(), study="s", storage=rescued, settings=SETTINGS)
+    assert len(done.study.evaluated) == SETTINGS.trials
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
