@@ -42,6 +42,7 @@ from data_free import COUNTS, sensitivities
 
 from routing_lab.demo import model_path
 from routing_lab.model import ModelFacts
+from routing_lab.runtime.base import DRAFTS_TOGETHER
 from routing_lab.search.dimensions import Dimensions, Point
 from routing_lab.search.sampler import FreshSampler, make_sampler
 from routing_lab.search.schedule_sampler import EVIDENCE, evidence_attribute
@@ -50,7 +51,6 @@ from routing_lab.search.surrogate import Evidence
 from routing_lab.space import SearchSpace
 
 TABLE = Path(__file__).with_name("demo-space.npz")
-TOGETHER = 8
 HALF_WIDTH = 0.02
 WITHIN = 0.01
 SHARES = {"schedule sensitivity": 0.67, "schedule map": 1.49}
@@ -93,7 +93,7 @@ class Table:
         answers = self.correct[row]
         if whole or answers.all():
             return Evidence(int((~answers).sum()), self.probes, self.probes)
-        run = min(self.probes, TOGETHER * (int(np.argmin(answers)) // TOGETHER + 1))
+        run = min(self.probes, DRAFTS_TOGETHER * (int(np.argmin(answers)) // DRAFTS_TOGETHER + 1))
         return Evidence(int((~answers[:run]).sum()), run, self.probes)
 
 

@@ -30,16 +30,13 @@ from routing_lab.probes.run import (
     run_probe,
     runtime_error,
 )
-from routing_lab.runtime.base import Draft, Generation, Runtime, Verifier
+from routing_lab.runtime.base import DRAFTS_TOGETHER, Draft, Generation, Runtime, Verifier
 from routing_lab.schedule import Schedule
 
-__all__ = ["SAFETY", "TOGETHER", "Calibration", "Transcripts", "Verification", "calibrate", "verify_probes"]
+__all__ = ["SAFETY", "Calibration", "Transcripts", "Verification", "calibrate", "verify_probes"]
 
 SAFETY: Final = 2.0
 """The tie margin, as a multiple of the largest difference between a batch and single tokens that was seen."""
-
-TOGETHER: Final = 8
-"""Probes that are checked before it is decided whether to go on."""
 
 WORTHWHILE: Final = 0.5
 """Share of doubtful completions from which on checking drafts is left alone."""
@@ -239,7 +236,7 @@ def verify_probes(
 ) -> list[Outcome]:
     """The outcomes that ``run_probes`` would have under the schedule applied, most of them without decoding.
 
-    The probes are checked ``TOGETHER`` at a time, so that a run that stops early may have outcomes of a few probes
+    The probes are checked ``DRAFTS_TOGETHER`` at a time, so that a run that stops early may have outcomes of a few probes
     behind the one that ended it. Probes without a transcript, doubtful ones and those of a batch in which the model's
     process was lost are decoded. Arguments and errors are those of ``run_probes``.
     """
@@ -259,8 +256,8 @@ def verify_probes(
         enough = stop_after_failures is not None and failures >= stop_after_failures
         return enough or errors_in_a_row == MAX_CONSECUTIVE_ERRORS
 
-    for start in range(0, len(probes), TOGETHER):
-        part = probes[start : start + TOGETHER]
+    for start in range(0, len(probes), DRAFTS_TOGETHER):
+        part = probes[start : start + DRAFTS_TOGETHER]
         sure = _verified(runtime, probe_set, part, judge, verification)
         # What is known is counted first: a sure failure may spare the decoding of the others.
         if over([sure[probe.id] for probe in part if probe.id in sure]):

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from routing_lab.model import ModelFacts
 from routing_lab.placement import Placement
 from routing_lab.schedule import Schedule
 
 __all__ = [
+    "DRAFTS_TOGETHER",
     "Attestation",
     "Capability",
     "DecodeTiming",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length"]
+
+DRAFTS_TOGETHER: Final = 8
+"""Drafts that a ``Verifier`` checks best at once: with pieces of 63 tokens they fill the usual batch of 512."""
 
 
 class Capability(StrEnum):

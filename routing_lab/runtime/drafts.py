@@ -23,15 +23,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError
+from routing_lab.runtime.base import DRAFTS_TOGETHER
 from routing_lab.runtime.completion import Completion, best_two
 
 if TYPE_CHECKING:
     from routing_lab.runtime.engine import Engine
 
-__all__ = ["SEQUENCES", "DraftBatches"]
-
-SEQUENCES: Final = 8
-"""Sequences of a batch: with pieces of 63 tokens they fill the usual 512."""
+__all__ = ["DraftBatches"]
 
 PIECE: Final = 63
 """Tokens of one sequence in a pass; from 64 on ggml's CPU back end computes attention by another kernel."""
@@ -102,7 +100,7 @@ class DraftBatches:
         # A recurrent state can neither be taken back nor can a prompt be filled up to a common length.
         self._recurrent = any(bool(is_so(engine.model)) for is_so in hybrid)
         self._batch = _Batch(self._api, self._numpy, engine.spec.batch_tokens)
-        self._sequences = min(SEQUENCES, engine.spec.batch_tokens)
+        self._sequences = min(DRAFTS_TOGETHER, engine.spec.batch_tokens)
         self._spent = 0.0
 
     def close(self) -> None:

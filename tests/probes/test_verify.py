@@ -12,8 +12,9 @@ from routing_lab.answers import Judge
 from routing_lab.demo import model_path, probes_path
 from routing_lab.errors import AttestationError
 from routing_lab.probes import Outcome, ProbeSet, run_probes
-from routing_lab.probes.verify import TOGETHER, Calibration, Transcripts, Verification, calibrate, verify_probes
+from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime import Capability
+from routing_lab.runtime.base import DRAFTS_TOGETHER
 from routing_lab.runtime.fake import FakeRuntime
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.schedule import Schedule
@@ -53,11 +54,11 @@ def test_checked_outcomes_are_those_of_decoding(
 
 
 def test_a_run_ends_with_the_batch_of_its_failure(tmp_path: Path, judge: Judge) -> None:
-    runtime, probes = make_runtime(make_facts(tmp_path)), make_probes(gate=3 * TOGETHER)
+    runtime, probes = make_runtime(make_facts(tmp_path)), make_probes(gate=3 * DRAFTS_TOGETHER)
     verification = prepared(runtime, probes, judge)
     runtime.apply(schedule(2, 8, 8, 8))  # g2 fails
     outcomes = verify_probes(runtime, probes, probes.split("gate"), judge, verification)
-    assert len(outcomes) == TOGETHER
+    assert len(outcomes) == DRAFTS_TOGETHER
     assert [outcome.probe for outcome in outcomes if not outcome.correct] == ["g2"]
 
 
@@ -86,7 +87,7 @@ def test_a_lost_batch_is_decoded_probe_by_probe(tmp_path: Path, judge: Judge) ->
         asked.append(request)
         return request == "verify" and counts[0] == 4
 
-    runtime, probes = make_runtime(make_facts(tmp_path), fail=fail), make_probes(gate=TOGETHER)
+    runtime, probes = make_runtime(make_facts(tmp_path), fail=fail), make_probes(gate=DRAFTS_TOGETHER)
     verification = prepared(make_runtime(make_facts(tmp_path)), probes, judge)
     runtime.apply(schedule(4, 8, 8, 8))
     asked.clear()
