@@ -236,9 +236,9 @@ def verify_probes(
 ) -> list[Outcome]:
     """The outcomes that ``run_probes`` would have under the schedule applied, most of them without decoding.
 
-    The probes are checked ``DRAFTS_TOGETHER`` at a time, so that a run that stops early may have outcomes of a few probes
-    behind the one that ended it. Probes without a transcript, doubtful ones and those of a batch in which the model's
-    process was lost are decoded. Arguments and errors are those of ``run_probes``.
+    The probes are checked ``DRAFTS_TOGETHER`` at a time, so that a run that stops early may have outcomes of a few
+    probes behind the one that ended it. Probes without a transcript, doubtful ones and those of a batch in which the
+    model's process was lost are decoded. Arguments and errors are those of ``run_probes``.
     """
     if stop_after_failures is not None and stop_after_failures < 1:
         raise ValueError(f"stop_after_failures must be positive or None, got {stop_after_failures}")
