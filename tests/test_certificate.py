@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from routing_lab.certificate import Certificate
 from routing_lab.certificate.plain import content_digest
 from routing_lab.errors import UserFileError
+from routing_lab.export import export
 from routing_lab.gate import AcceptanceRule
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts, model_digest
@@ -54,6 +55,24 @@ def test_a_certificate_survives_its_file(certificate: Certificate, tmp_path: Pat
     loaded = Certificate.load(tmp_path / "certificates" / "demo.yaml")
     assert loaded == certificate
     assert loaded.digest == certificate.digest
+
+
+def test_machines_that_lent_a_device_are_named_and_reach_the_exported_command(
+    facts: ModelFacts, tmp_path: Path
+) -> None:
+    options = RuntimeOptions(threads=2, placement=Placement(gpu_layers=9), rpc_servers=("10.0.0.7:50052", "[::1]:9"))
+    rules = ValidateSettings(measure=MeasureSettings(rounds=6, tokens=8), acceptance_rule=AcceptanceRule(0.3))
+    runtime = make_runtime(facts, options=options)
+    certificate = validate(runtime, make_probes(), [SCHEDULE], rules).require_certificate()
+    certificate.save(tmp_path / "c.yaml")
+    loaded = Certificate.load(tmp_path / "c.yaml")
+    assert loaded.options.rpc_servers == options.rpc_servers
+    command = export(facts, certificate=loaded, library=tmp_path / "override.so").command
+    assert command.argv[command.argv.index("--rpc") + 1] == "10.0.0.7:50052,[::1]:9"
+    text = (tmp_path / "c.yaml").read_text(encoding="utf-8").replace("10.0.0.7:50052", "10.0.0.7")
+    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserFileError, match=r"options.rpc_servers.*not HOST:PORT"):
+        Certificate.load(tmp_path / "c.yaml")
 
 
 @given(
