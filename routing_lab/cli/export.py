@@ -180,7 +180,7 @@ def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> Gg
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
     from routing_lab.export.proof import prove
 
-    with activity("starting") as say_doing:
+    with unwinding(), activity("starting") as say_doing:
         return prove(
             result.command,
             result.schedule,
