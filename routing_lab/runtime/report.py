@@ -287,7 +287,14 @@ def has_graphs(process: int) -> bool:
     return report is not None and bool(report.decode or report.batch)
 
 
+def _has_ended(process: int) -> bool:
+    """Whether it is gone, or only not collected yet (a zombie, which has no files and no memory)."""
+    return _read_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
+
+
 def _no_report(process: int, where: str) -> str:
+    if _has_ended(process):
+        return f"process {process}, {where}, has just ended"
     named = f"process {process} ({program_of(process)}), {where},"
     if OVERRIDE_NAME in _read_text(Path(f"/proc/{process}/maps")):
         return (

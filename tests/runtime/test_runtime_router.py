@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.server
 import ipaddress
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,13 @@ import pytest
 
 from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.runtime import router
-from routing_lab.runtime.report import ListeningSocket, plain_address, reached, sockets_listening_on
+from routing_lab.runtime.report import (
+    ListeningSocket,
+    plain_address,
+    reached,
+    served_schedule,
+    sockets_listening_on,
+)
 from routing_lab.runtime.router import served_at
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -74,6 +82,15 @@ def test_what_does_not_answer_as_a_router_is_none(answer: Answer, monkeypatch: p
     monkeypatch.setattr(router, "_ASK_S", 0.5)
     with answering(answer) as url:
         assert router._names(urlsplit(url)) is None
+
+
+def test_a_process_that_ended_meanwhile_is_said_to_have_ended() -> None:
+    with subprocess.Popen(["/bin/true"]) as done:  # not collected before the end of this block
+        os.waitid(os.P_PID, done.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(RuntimeUnsupportedError, match=r"which serves one, has just ended"):
+            served_schedule(done.pid, "which serves one")
+    with pytest.raises(RuntimeUnsupportedError, match="has just ended"):
+        served_schedule(done.pid, "which serves one")
 
 
 def test_names_cannot_act_on_a_terminal() -> None:

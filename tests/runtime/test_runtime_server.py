@@ -170,6 +170,16 @@ def test_the_build_is_named(runtime: ServerRuntime, llama_server: Path) -> None:
     assert str(Path(runtime.build.library).resolve()) in mapped, "the library that is really in use"
 
 
+@pytest.mark.model
+def test_the_time_of_a_prompt_is_told_and_grows_with_it(runtime: ServerRuntime) -> None:
+    runtime.apply(Schedule.baseline(runtime.facts))
+    short, long = (
+        min(runtime.decode_timing(tokens=1, prompt_tokens=prompt).prompt_seconds for _ in range(3))
+        for prompt in (8, 900)
+    )
+    assert 0 < short < long
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What can go wrong with the process
 
