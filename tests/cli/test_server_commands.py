@@ -335,5 +335,19 @@ def test_an_export_that_is_interrupted_while_it_runs_leaves_no_server_and_no_fil
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("form", ["shell", "gguf"])
+def test_a_path_that_cannot_be_printed_is_refused_and_not_printed_otherwise(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"not-utf\xff-8.gguf")
+    words = ["export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--format", form]
+    if form == "gguf":
+        words += ["-o", tmp_path / name]
+    else:
+        (tmp_path / name).symlink_to(demo.model_path())
+        words += ["--model", tmp_path / name]
+    assert "cannot hold: rename the file" in fails(capsys, 2, *words)
+
+
 def test_a_server_for_an_export_that_is_not_run_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 2, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--llama-server", "x")
