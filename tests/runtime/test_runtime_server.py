@@ -36,7 +36,14 @@ from routing_lab.runtime import Capability, RuntimeOptions, server_process
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.runtime.native import override_library
 from routing_lab.runtime.process import ending
-from routing_lab.runtime.report import BuiltBlock, ServerReport, listening_processes, parse_report, read_report
+from routing_lab.runtime.report import (
+    BuiltBlock,
+    ServerReport,
+    listening_processes,
+    parse_report,
+    read_report,
+    sockets_listening_on,
+)
 from routing_lab.runtime.server import ServerRuntime, _smallest_margin, attest
 from routing_lab.runtime.server_binary import BUILT_BY_MAKE, find_server
 from routing_lab.runtime.server_process import ServerProcess
@@ -347,7 +354,7 @@ def test_settings_for_other_servers_in_the_environment_change_nothing_here(
 def test_an_answer_of_a_program_that_took_the_port_of_a_dead_server_is_no_answer(own: ServerRuntime) -> None:
     process = own._process
     os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: gone(process.pid))
+    assert wait_until(lambda: not sockets_listening_on(process.port))
     with http.server.ThreadingHTTPServer(("127.0.0.1", process.port), Impostor) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with pytest.raises(RuntimeFailureError, match=r"ended by SIGKILL .* while it was asked for /props"):
