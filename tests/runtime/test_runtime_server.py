@@ -282,7 +282,10 @@ def test_the_server_does_not_outlive_a_killed_lab(model: Path, llama_server: Pat
             os.kill(server, signal.SIGSTOP)
         lab.kill()
         lab.wait()
-        assert wait_until(lambda: gone(server))
+        ended = wait_until(lambda: gone(server))
+        if not ended:
+            os.kill(server, signal.SIGKILL)
+        assert ended
 
 
 class Impostor(http.server.BaseHTTPRequestHandler):
