@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,11 +89,12 @@ def run(args: argparse.Namespace) -> int:
     result = _export(args, facts)
     if args.format == GGUF:
         return _copy(args, result, facts)
+    text = "" if args.json else _printable(FORMATS[args.format](result))
     proof = None if probes is None else _prove(args, result, probes)
     if args.json:
         print_json(result.to_dict() | ({} if proof is None else {"proof": proof.to_dict()}))
     else:
-        print(FORMATS[args.format](result), end="")
+        print(text, end="")
     if proof is None:
         return 0
     if not args.json:
@@ -124,6 +126,23 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
 
 
+def _printable(text: str) -> str:
+    """``text``, where standard output can write all of it: with another character in a path a command is another one.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError as error:
+        wrong = text[error.start : error.end]
+        raise UsageError(
+            f"the export names a file with {wrong!r} in its path, which {encoding} text cannot hold: rename the file"
+        ) from None
+    return text
+
+
 def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
     from routing_lab.certificate import Certificate
     from routing_lab.export import export
@@ -151,6 +170,7 @@ def _copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> int:
     from routing_lab.export.gguf_copy import check_targets
 
     check_outputs(args, inputs=facts.files)
+    _printable(str(args.output))
     check_targets(args.output, facts)
     copy = _write_copy(args, made, facts)
     if args.json:
@@ -180,7 +200,7 @@ def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> Gg
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
     from routing_lab.export.proof import prove
 
-    with activity("starting") as say_doing:
+    with unwinding(), activity("starting") as say_doing:
         return prove(
             result.command,
             result.schedule,

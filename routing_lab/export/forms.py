@@ -97,6 +97,10 @@ def render_ini(export: Export) -> str:
     for option, value in _option_pairs(_argv(export)):
         if option not in {*_OF_ROUTER, OVERRIDE_KV}:
             merged.setdefault(option.lstrip("-"), []).append("true" if value is None else value)
+    for values in merged.values():
+        for value in values:
+            if value != value.strip():
+                raise UsageError(f"a models preset cannot hold {value!r} with blanks at its ends: rename the file")
     # A key counts once; --override-tensor takes several patterns with commas between them.
     lines = [f"{key} = {_plain(','.join(values), 'a models preset', ';#')}" for key, values in merged.items()]
     own, counted = _counts_of_entries(export)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rpcserver import llama_bin, rpc_server
+from served import complete, serving, with_server_on_path
 from test_commands import DEMO_SCHEDULES, fails, run_json
 
 from routing_lab import demo
@@ -28,7 +32,17 @@ from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
 
 SERVER = ("--runtime", "server", "--llama-server")
+START_S = 60.0
 QUICK = ("--rounds", "6", "--tokens", "16", "--context", "512")
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + START_S
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 @pytest.fixture
@@ -217,6 +231,31 @@ def test_attest_compares_with_a_schedule(users_server: str, tmp_path: Path, caps
     assert "block 4 should consult 2 experts, the graph consults 1; by other" in message
 
 
+@pytest.mark.model
+def test_attest_wants_one_server_that_has_decoded_and_does_not_choose_between_two_that_share_a_port(
+    llama_server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    address = ("attest", "--url", f"http://127.0.0.1:{port}")
+    with contextlib.ExitStack() as both:
+        for count in (3, 5):
+            env = with_server_on_path(llama_server) | {
+                "LD_PRELOAD": str(override_library()),
+                "ROUTING_LAB_EXPERTS": f"0-5:{count}",
+            }
+            command = [str(llama_server), "--model", str(demo.model_path()), "--threads", "1", "--ctx-size", "256"]
+            command += ["--host", "127.0.0.1", "--port", str(port), "--reuse-port"]
+            log = tmp_path / f"{count}.log"
+            url = both.enter_context(serving(command, port, log, env=env))
+            if count == 3:
+                assert "send it any request first" in fails(capsys, 4, *address)
+                complete(url)
+                assert run_json(capsys, *address)[1]["experts_used"] == "0-5:3"
+            assert wait_until(lambda log=log: "listening on" in log.read_text())
+        message = fails(capsys, 4, *address)
+    assert f"all listen on port {port}, each with a schedule of its own" in message
+
+
 def test_attest_says_what_it_found_where_there_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing listens" in fails(capsys, 4, "attest", "--url", f"http://127.0.0.1:{free_port()}")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -278,6 +317,36 @@ def test_an_export_whose_port_is_taken_ends_with_4(llama_server: Path, capsys: p
         words = ("--port", other.getsockname()[1], "--run", "--llama-server", llama_server)
         message = fails(capsys, 4, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", *words)
     assert "is taken by another program" in message
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_interrupted_while_it_runs_leaves_no_server_and_no_file(
+    number: signal.Signals, llama_server: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "routing_lab", "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--run"]
+    command += ["--llama-server", llama_server, "--port", str(free_port())]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as lab:
+        assert wait_until(lambda: any(tmp_path.iterdir()))
+        lab.send_signal(number)
+        printed, _ = lab.communicate(timeout=60)
+    assert (lab.returncode, printed) == (130, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["shell", "gguf"])
+def test_a_path_that_cannot_be_printed_is_refused_and_not_printed_otherwise(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"not-utf\xff-8.gguf")
+    words = ["export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--format", form]
+    if form == "gguf":
+        words += ["-o", tmp_path / name]
+    else:
+        (tmp_path / name).symlink_to(demo.model_path())
+        words += ["--model", tmp_path / name]
+    assert "cannot hold: rename the file" in fails(capsys, 2, *words)
 
 
 def test_a_server_for_an_export_that_is_not_run_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
