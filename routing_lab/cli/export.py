@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
 
-GGUF = "gguf"
+SHELL, GGUF = "shell", "gguf"
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -47,8 +47,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shell", "ini", "systemd", "compose", "python", GGUF),
-        default="shell",
+        choices=(SHELL, "ini", "systemd", "compose", "python", GGUF),
+        default=SHELL,
         help="a shell script, a models preset, a systemd user unit, a compose service, a Python program, or a copy of "
         "the model with the counts in it, kept only where llama.cpp honours them by itself (default: %(default)s)",
     )
@@ -71,7 +71,10 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     options.add_probes(proof)
     proof.add_argument(
-        "--llama-server", type=Path, metavar="PATH", help="the server (default: on PATH, else of make llama-server)"
+        "--llama-server",
+        type=Path,
+        metavar="PATH",
+        help="the server, for the command as well (default: on PATH, else of make llama-server)",
     )
 
 
@@ -98,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if proof is None:
         return 0
     if not args.json:
-        print("\n# proved with this very command", *(f"# {line}" for line in proof.lines()), sep="\n")
+        what = "this very command" if args.format == SHELL else "the command of --format shell; this form was not run"
+        print(f"\n# proved with {what}", *(f"# {line}" for line in proof.lines()), sep="\n")
     try:
         proof.require_answer()
     except NothingAcceptedError as error:
@@ -114,14 +118,8 @@ def _check(args: argparse.Namespace) -> None:
     """
     if args.certificate is None and args.schedule is None:
         raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
-    if args.llama_server is not None and not args.prove:
-        raise UsageError("--llama-server names what --run starts; give both or neither")
     if (args.format == GGUF) is (args.output is None):
         raise UsageError("--format gguf writes a file and needs -o FILE; every other form is printed, without -o")
-    if args.format == "python" and args.rpc:
-        raise UsageError(
-            "--rpc names devices for a server, and --format python runs the library in process; leave it out"
-        )
     if args.format == GGUF and args.prove:
         raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
 
@@ -147,6 +145,7 @@ def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
     from routing_lab.certificate import Certificate
     from routing_lab.export import export
     from routing_lab.runtime.native import override_library
+    from routing_lab.runtime.server_binary import server_program
 
     certificate = None if args.certificate is None else Certificate.load(args.certificate)
     schedule = options.load_schedules([args.schedule])[0] if args.schedule else None
@@ -163,6 +162,7 @@ def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
         library=library,
         port=args.port,
         rpc_servers=tuple(args.rpc),
+        program=server_program(args.llama_server),
     )
 
 

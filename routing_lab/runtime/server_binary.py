@@ -17,9 +17,10 @@ from typing import Final
 from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.runtime.symbols import unfit_reason
 
-__all__ = ["BUILT_BY_MAKE", "ServerBinary", "find_server"]
+__all__ = ["BUILT_BY_MAKE", "ServerBinary", "find_server", "server_program"]
 
 LLAMA_CPP_PYTHON: Final = "0.3.36"
+_NAME: Final = "llama-server"
 BUILT_BY_MAKE: Final = (
     Path(__file__).resolve().parents[2] / ".cache" / f"llama.cpp-{LLAMA_CPP_PYTHON}" / "bin" / "llama-server"
 )
@@ -67,6 +68,19 @@ def find_server(named: Path | None = None) -> ServerBinary:
     return ServerBinary(path, libllama, version or "unknown version", built)
 
 
+def server_program(named: Path | None = None) -> str:
+    """What a command line calls the server of ``find_server``: by its name alone where that finds it.
+
+    Nothing is asked of the program. Where there is none the name has to do: the command may be for another machine.
+
+    Raises:
+        RuntimeUnsupportedError: The one that was ``named`` is no program.
+    """
+    if named is None and (shutil.which(_NAME) or not os.access(BUILT_BY_MAKE, os.X_OK)):
+        return _NAME
+    return str(_locate(named))
+
+
 def _locate(named: Path | None) -> Path:
     if named is not None:
         # ./NAME and NAME are one path here, so a program of that name in this folder is meant before one on PATH.
@@ -75,7 +89,7 @@ def _locate(named: Path | None) -> Path:
             what = "is a folder" if named.is_dir() else "is not executable" if named.exists() else "does not exist"
             raise RuntimeUnsupportedError(f"the llama-server {named} {what}; {_WAYS_OUT}")
         return Path(found).absolute()
-    on_path = shutil.which("llama-server")
+    on_path = shutil.which(_NAME)
     if on_path is not None:
         return Path(on_path).absolute()
     if os.access(BUILT_BY_MAKE, os.X_OK):

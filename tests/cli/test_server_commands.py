@@ -349,5 +349,20 @@ def test_a_path_that_cannot_be_printed_is_refused_and_not_printed_otherwise(
     assert "cannot hold: rename the file" in fails(capsys, 2, *words)
 
 
-def test_a_server_for_an_export_that_is_not_run_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 2, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--llama-server", "x")
+@pytest.mark.parametrize("form", ["shell", "ini", "systemd"])
+def test_the_server_that_is_named_or_found_is_the_one_that_is_printed(
+    form: str, llama_server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = next(str(file) for file in DEMO_SCHEDULES if file.stem == "late-half")
+    words = ["export", "--schedule", mixed, "--unvalidated", "--format", form]
+    monkeypatch.setenv("PATH", f"{llama_server.parent}:/usr/bin:/bin")
+    assert main(words) == 0
+    by_name = capsys.readouterr().out
+    assert str(llama_server) not in by_name
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("routing_lab.runtime.server_binary.BUILT_BY_MAKE", llama_server)
+    for more in ([], ["--llama-server", str(llama_server)]):
+        assert main([*words, *more]) == 0
+        assert str(llama_server) in capsys.readouterr().out
+    assert main([*words, "--llama-server", str(tmp_path / "none")]) == 4
+    assert "does not exist" in capsys.readouterr().err

@@ -434,7 +434,6 @@ def test_the_command_ends_with_4_and_leaves_nothing_where_the_counts_are_not_hon
     [
         (["--format", "gguf"], "needs -o FILE"),
         (["-o", "serve.sh"], "every other form is printed"),
-        (["--format", "python", "--rpc", "127.0.0.1:1"], "--rpc names devices for a server"),
         (["--format", "gguf", "-o", "x.gguf", "--run"], "--run proves a printed command"),
     ],
 )
