@@ -339,7 +339,7 @@ def add_measure(parser: argparse.ArgumentParser, *, rounds: int, precision: floa
     """How speed is measured; ``rounds`` and ``precision`` are the defaults of this command."""
     group = parser.add_argument_group("how speed is measured")
     group.add_argument(
-        "--tokens", type=positive, default=128, metavar="N", help="decoded per round (default: %(default)s)"
+        "--tokens", type=positive, default=32, metavar="N", help="decoded per round (default: %(default)s)"
     )
     group.add_argument(
         "--rounds",
