@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from routing_lab.model import ModelFacts, ModelMemory
     from routing_lab.placement import Placement
-    from routing_lab.placement.plan import KvType, Limits, Plan, TradeRow
+    from routing_lab.placement.plan import KvType, Plan, TradeRow
     from routing_lab.placement.sweep import SweepRow, SweepSettings
     from routing_lab.runtime.llama import LlamaRuntime
 
@@ -110,7 +111,7 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_plan_fields(result, rows, memory))
     else:
-        _print_plan(result, rows, memory, limits)
+        _print_plan(result, rows, memory, suggested=given is None)
     return 0
 
 
@@ -180,18 +181,20 @@ def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dic
     }
 
 
-def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits: Limits) -> None:
-    out = console()
+def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, *, suggested: bool) -> None:
+    out, layers = console(), memory.facts.blocks + 1
     out.print(_block_table(memory, result))
     out.print()
-    out.print(shown(f"{result.placement.name or 'placement'}: {result.placement.describe()}"), soft_wrap=True)
-    out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
+    name = result.placement.name or "placement"
+    out.print(shown(f"{name}: {result.placement.describe(layers)}"), soft_wrap=True)
+    # In one piece and quoted for a shell: it is there to be pasted.
+    out.print(shown(f"flags: {shlex.join(result.placement.to_flags(short=True))}"), soft_wrap=True)
     out.print()
-    out.print(_sides_table(result, limits))
+    out.print(_sides_table(result))
     for line in (*(f"warning: {text}" for text in result.warnings), *(f"note: {text}" for text in result.notes)):
-        out.print(line)
+        out.print(shown(line))
     out.print()
-    out.print(_trade_table(rows))
+    out.print(_trade_table(rows, result.limits.device_usable_bytes, suggested=suggested))
 
 
 def _block_table(memory: ModelMemory, result: Plan) -> Table:
@@ -206,40 +209,62 @@ def _block_table(memory: ModelMemory, result: Plan) -> Table:
         cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens, result.element_bytes)
         alike.setdefault((tuple(sizes.items()), cached), []).append(block)
     shown = [kind for kind in KINDS if any(kind in dict(kinds) for kinds, _ in alike)]
-    table = Table("blocks", title="each block, MiB", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="each block, MiB", title_justify="left", box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("\nblocks", min_width=12)
     for name in (*shown, "cache"):
-        table.add_column(name.replace("_", " "), justify="right")
+        # Only the list of blocks wraps: a narrow terminal would cut a number short.
+        heading = name.replace("_", "\n") if "_" in name else f"\n{name}"
+        table.add_column(heading, justify="right", no_wrap=True)
     for (kinds, cached), blocks in alike.items():
         cells = [_mebibytes(dict(kinds).get(kind, 0)) for kind in shown]
-        table.add_row(format_blocks(blocks), *cells, _mebibytes(cached))
+        table.add_row(format_blocks(blocks).replace(",", ", "), *cells, _mebibytes(cached))
     return table
 
 
-def _sides_table(result: Plan, limits: Limits) -> Table:
+def _sides_table(result: Plan) -> Table:
+    """What both sides hold, line by line, and what of their memory is usable for it."""
     from rich.table import Table
 
-    table = Table("", box=None, pad_edge=False, title=f"context {result.context_tokens:,}", title_justify="left")
-    for name in ("weights", "caches", "compute (estimate)", "together", "there is", "fits"):
-        table.add_column(name, justify="right")
-    for name, side, there, fits in (
-        ("device", result.device, limits.device_bytes, result.fits_device),
-        ("host", result.host, limits.host_bytes, result.fits_host),
+    device, host, limits = result.device, result.host, result.limits
+    table = Table(f"context {result.context_tokens:,}", box=None, pad_edge=False)
+    table.add_column("device", justify="right")
+    table.add_column("host", justify="right")
+    for name, *sizes in (
+        ("weights", device.weight_bytes, host.weight_bytes),
+        ("caches", device.cache_bytes, host.cache_bytes),
+        ("compute (estimate)", device.compute_bytes, host.compute_bytes),
+        ("together", device.total_bytes, host.total_bytes),
+        ("there is", limits.device_bytes, limits.host_bytes),
+        ("kept free", limits.device_spare_bytes, limits.host_spare_bytes),
+        ("usable", limits.device_usable_bytes, limits.host_usable_bytes),
     ):
-        sizes = (side.weight_bytes, side.cache_bytes, side.compute_bytes, side.total_bytes, there or 0)
-        table.add_row(name, *map(size, sizes), "yes" if fits else "NO")
+        table.add_row(name, *("-" if bytes_there is None else size(bytes_there) for bytes_there in sizes))
+    table.add_row("fits", *("yes" if fits else "NO" for fits in (result.fits_device, result.fits_host)))
     return table
 
 
-def _trade_table(rows: list[TradeRow]) -> Table:
+def _trade_table(rows: list[TradeRow], usable: int | None, *, suggested: bool) -> Table:
+    """Suggestions for other contexts, whatever placement the plan above is for."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, title="context against blocks", title_justify="left")
+    room = "" if usable is None else f" ({size(usable)} usable on the device)"
+    title = f"context against blocks{room}"
+    if not suggested:
+        title = f"not the placement above, but those that would be suggested: {title}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="italic")
     for name in ("context", "blocks with experts on the host", "device", "host"):
         table.add_column(name, justify="right")
     for row in rows:
-        blocks = "all do not suffice" if row.host_blocks is None else str(row.host_blocks)
-        table.add_row(f"{row.context_tokens:,}", blocks, size(row.device_bytes), size(row.host_bytes))
+        table.add_row(f"{row.context_tokens:,}", _moved(row), size(row.device_bytes), size(row.host_bytes))
     return table
+
+
+def _moved(row: TradeRow) -> str:
+    if row.host_blocks is not None:
+        return str(row.host_blocks)
+    if not row.device_bytes:
+        return "everything"
+    return f"all, and {row.host_layers} whole {'layers' if row.host_layers > 1 else 'layer'}"
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,14 +15,17 @@ from pathlib import Path
 
 import pytest
 from fakelab import make_facts, make_probes, make_runtime, make_space
+from modelfiles import COUNTS, WIDTH, moe_block, write_gguf
 from rpcserver import llama_bin, rpc_server
 
 from routing_lab import demo
 from routing_lab.cli import main
+from routing_lab.cli import placement as placement_command
 from routing_lab.errors import RuntimeUnsupportedError
-from routing_lab.model import ModelFacts
+from routing_lab.model import ModelFacts, ModelMemory
 from routing_lab.overrides import parse_placement
-from routing_lab.placement import Placement
+from routing_lab.placement import HostTensors, Placement, TensorKind
+from routing_lab.placement.plan import plan as plan_of
 from routing_lab.runtime import RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.search import StudySettings, run_study
@@ -66,7 +71,44 @@ def test_the_cache_of_a_block_is_shown_in_the_type_that_was_asked_for(capsys, kv
 
 def test_swap_is_warned_about(capsys) -> None:
     assert main(["placement", "plan", "--device-gib", "0.001", "--spare-gib", "0", "--host-gib", "2"]) == 0
-    assert "warning: the host needs" in capsys.readouterr().out
+    assert "warning: nothing is usable on the host (2.0 GiB kept free of 2.0 GiB)" in capsys.readouterr().out
+
+
+def test_what_is_kept_free_and_what_is_usable_stand_in_the_table(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "0.75", "--spare-gib", "0.5", "--host-gib", "32"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "there is 768.0 MiB 32.0 GiB" in lines
+    assert "kept free 512.0 MiB 2.0 GiB" in lines
+    assert "usable 256.0 MiB 30.0 GiB" in lines
+    assert "context against blocks (256.0 MiB usable on the device)" in lines
+
+
+def test_flags_can_be_pasted_and_blocks_are_all_there_on_a_narrow_terminal(capsys, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "p.yaml"
+    Placement(99, (1, 3, 5), host_tensors=(HostTensors(TensorKind.ATTENTION, (0, 1, 2, 3, 4, 5)),)).save(file)
+    monkeypatch.setattr("routing_lab.cli.output._PIPED_COLUMNS", 72)
+    assert main(["placement", "plan", "--device-gib", "12", "--placement", str(file)]) == 0
+    text = capsys.readouterr().out
+    flags = next(line for line in text.splitlines() if line.startswith("flags: ")).removeprefix("flags: ")
+    assert shlex.split(flags) == Placement.load(file).to_flags(short=True)
+    assert "'blk" in flags
+    assert "placement: all 7 layers on the device" in text
+    assert "not the placement above, but those that would be suggested" in text
+
+
+def test_a_long_list_of_blocks_is_not_cut(tmp_path) -> None:
+    from rich.console import Console
+
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (10, WIDTH)}
+    for block in range(40):
+        tensors |= moe_block(block, 4, shared=block % 3 == 0)
+    path = write_gguf(tmp_path / "m.gguf", tensors, {**COUNTS, "block_count": 40})
+    memory = ModelMemory.read(path)
+    out = Console(width=72, record=True, file=io.StringIO())
+    out.print(placement_command._block_table(memory, plan_of(memory, Placement())))
+    text = out.export_text()
+    assert "…" not in text
+    assert {str(block) for block in range(0, 40, 3)} <= set(re.findall(r"\d+", text))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ That llama.cpp really takes what is planned is tested on a second device, in ``t
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from modelfiles import COUNTS, INNER, WIDTH, dense_block, make_facts, moe_block,
 from routing_lab.errors import UserFileError
 from routing_lab.model import BlockCache, ModelMemory, TensorInfo
 from routing_lab.placement import HostTensors, Placement, TensorKind
+from routing_lab.placement import plan as planning
 from routing_lab.placement.plan import GIB, Limits, kinds_of_blocks, plan, suggest, trade
 from routing_lab.placement.published import PublishedTable
 
@@ -344,12 +346,61 @@ def test_a_context_that_the_model_was_not_made_for_is_said() -> None:
     assert plan(MEMORY, Placement(7), context_tokens=513).notes == ("the model was made for at most 512 tokens",)
 
 
-def test_a_table_over_contexts_lays_every_placement_out_once(monkeypatch) -> None:
-    """A model of 94 blocks and a small device: nearly two hundred placements for each of nine contexts."""
+def test_a_plan_of_hundreds_of_blocks_lays_out_a_few_placements(monkeypatch) -> None:
+    """Laying out each of a thousand placements, of thousands of tensors, took half a minute."""
     laid_out = []
-    patterns = Placement.override_patterns
-    monkeypatch.setattr(Placement, "override_patterns", lambda self: (laid_out.append(self), patterns(self))[1])
-    rows = trade(make_memory(12), Limits(device_bytes=GIB), [1 << n for n in range(8, 17)])
+    layout = planning._Layout
+    monkeypatch.setattr(planning, "_Layout", lambda *args: (laid_out.append(args[2]), layout(*args))[1])
+    memory = make_memory(94)
+    rows = trade(memory, Limits(device_bytes=GIB), [1 << n for n in range(8, 17)])
     assert len(rows) == 9
-    assert len(laid_out) <= 12 + 1 + 12 + 1
-    assert rows[3] == trade(make_memory(12), Limits(device_bytes=GIB), [1 << 11])[0]
+    assert 0 < len(laid_out) <= 9 * 9
+    assert len(set(laid_out)) == len(laid_out)
+    assert rows[3] == trade(memory, Limits(device_bytes=GIB), [1 << 11])[0]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), *[st.integers(1, 200)] * 3, st.integers(0, 90)), min_size=1, max_size=6),
+    st.integers(0, 3000),
+)
+def test_halving_finds_the_first_suggestion_that_fits_whatever_the_sizes(blocks, device_mib) -> None:
+    tensors = [tensor("token_embd.weight", 50 * MIB, (64, 1000)), tensor("output.weight", 50 * MIB)]
+    for block, (routed, up, gate, down, attention) in enumerate(blocks):
+        rest = "_exps.weight" if routed else ".weight"
+        for part, mib in (("up", up), ("gate", gate), ("down", down)):
+            tensors.append(tensor(f"blk.{block}.ffn_{part}{rest}", mib * MIB))
+        tensors.append(tensor(f"blk.{block}.attn_q.weight", attention * MIB))
+    counts = {block: 8 for block, (routed, *_) in enumerate(blocks) if routed}
+    caches = dict.fromkeys(range(len(blocks)), BlockCache(512, 512))
+    memory = ModelMemory(make_facts(counts, blocks=len(blocks)), tuple(tensors), caches, 0, 1000, 0)
+    limits = Limits(device_bytes=device_mib * MIB)
+    every = planning._candidates(len(blocks), sorted(counts))
+    first = next(one for one in every if plan(memory, one, limits).fits_device)
+    assert suggest(memory, limits).placement.same_place(first)
+
+
+@given(placements)
+def test_what_a_plan_moves_is_what_the_override_patterns_match(placement) -> None:
+    moved = planning._Moved.by(placement)
+    for part in planning._parts(MEMORY):
+        matched = any(re.search(pattern, part.name) for pattern in placement.override_patterns())
+        assert moved.takes(part) == matched, part.name
+
+
+def test_what_is_kept_free_is_said_where_nothing_is_left() -> None:
+    limits = Limits(device_bytes=100 * MIB, host_bytes=GIB)
+    found = suggest(MEMORY, limits)
+    assert found.placement.gpu_layers == 0
+    assert found.notes[-1] == "nothing is put on the device: it has 100.0 MiB, and 512.0 MiB are kept free on it"
+    assert found.warnings[0].startswith("nothing is usable on the host (2.0 GiB kept free of 1.0 GiB), and ")
+    assert (found.limits.device_usable_bytes, found.limits.host_usable_bytes) == (0, 0)
+    assert Limits().device_usable_bytes is None
+
+
+def test_why_no_more_layers_are_on_the_device_is_said() -> None:
+    found = suggest(MEMORY, Limits(device_bytes=640 * MIB), context_tokens=512)
+    assert 0 < found.placement.gpu_layers < 7
+    layers = found.placement.gpu_layers + 1
+    assert found.notes[-1].startswith(f"the last {layers} layers on the device, routed experts of blocks 0-5 in host")
+    assert found.notes[-1].endswith("128.0 MiB of 640.0 MiB are usable, 512.0 MiB are kept free")
+    assert suggest(MEMORY, Limits(device_bytes=8 * GIB), context_tokens=512).notes == ()
