@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from routing_lab.cli import options
 from routing_lab.cli.drawing import check_figure, drawn, require_libraries
 from routing_lab.cli.files import check_outputs, write_output
-from routing_lab.cli.output import activity, console, plain, print_json, say_error, shown, size
+from routing_lab.cli.output import activity, console, plain, print_json, progress_console, say, say_error, shown, size
 from routing_lab.errors import InterruptedStudyError, RuntimeUnsupportedError, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from routing_lab.model import ModelFacts, ModelMemory
     from routing_lab.placement import Placement
     from routing_lab.placement.plan import KvType, Plan, TradeRow
-    from routing_lab.placement.sweep import SweepRow, SweepSettings
+    from routing_lab.placement.published import PublishedTable
+    from routing_lab.placement.sweep import Choice, SweepRow, SweepSettings
     from routing_lab.runtime.llama import LlamaRuntime
 
 _FIRST_CONTEXT = 2048
@@ -112,6 +113,8 @@ def run_plan(args: argparse.Namespace) -> int:
         print_json(_plan_fields(result, rows, memory))
     else:
         _print_plan(result, rows, memory, suggested=given is None)
+        if args.output is not None:
+            say(f"written: {args.output}")
     return 0
 
 
@@ -282,7 +285,8 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
         run_sweep,
         help="measure placements in turns: decode rate, memory on both sides, page faults, swap",
         description="Measure two ways of moving weights to the host, in common rounds: the experts of some blocks,\n"
-        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.",
+        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.\n"
+        "Chosen is the fastest, or of those equal to it within the interval the one that takes least of the device.",
         example="routing-lab placement sweep --model big.gguf --blocks 0,8,16,33-40 --layers 0,20,41 --csv sweep.csv",
     )
     options.add_model(parser)
@@ -296,52 +300,94 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
     rounds = options.whole(1, options.MOST_ROUNDS)
     parser.add_argument("--rounds", type=rounds, default=6, metavar="N", help="default: %(default)s")
     parser.add_argument("--keep-loaded", action="store_true", help="load every placement once and keep all in memory")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, after every round")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the table to this file, after every round; replaces one that is there",
+    )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="YAML", help="a published table to print below"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the fastest placement to this file")
-    options.add_runtime(parser, placement=False)
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the chosen placement to this file")
+    options.add_runtime(parser, placement=False, server=False)
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Measure, and print one row per placement."""
+    """Measure, and print one row per placement, and which one is chosen."""
     from routing_lab.placement.published import PublishedTable
-    from routing_lab.report import published_table, sweep_table
+    from routing_lab.placement.sweep import Choice, distinct
 
     check_figure(args.figure)
     require_libraries(matplotlib=args.figure)
     check_outputs(args)
-    _require_in_process(args)
+    _require_one_load(args)
     tables = [PublishedTable.load(path) for path in args.beside]
     facts = options.read_facts(args)
     options.require_context(args, facts)
-    placements = _placements(args, facts)
+    placements, left_out = distinct(_placements(args, facts))
     settings = _sweep_settings(args)
+    if args.csv is not None and args.csv.is_file():
+        _say_aside(f"{args.csv} is replaced after the first round: a sweep begins anew, its table holds no rounds")
     rows = _swept(args, placements, settings)
+    choice = Choice.of(rows, settings.confidence)
     if args.json:
-        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
+        print_json(_sweep_fields(rows, choice, left_out, tables))
     else:
-        console().print(sweep_table(rows))
-        for table in tables:
-            console().print()
-            console().print(published_table(table))
+        _print_sweep(rows, choice, left_out, tables)
     # Only now: where the rest fails, what was measured is on the screen at least.
-    if all(row.error is not None for row in rows):
+    if choice is None:
         return say_error(RuntimeUnsupportedError(f"no placement ran; the first one: {rows[0].error}"))
     try:
-        _write_results(args, rows)
+        _write_results(args, rows, choice)
     except UserFileError as error:
         return say_error(error)
     return 0
 
 
-def _require_in_process(args: argparse.Namespace) -> None:
-    """Refuse what a sweep cannot do. Raises ``UsageError``."""
-    options.check_server(args)
-    if args.runtime == "server":
-        raise UsageError("--runtime server: a sweep measures libllama in process; leave the option away")
+def _say_aside(text: str) -> None:
+    """On stderr, where it is not taken for a result."""
+    progress_console().print(shown(text), soft_wrap=True)
+
+
+def _sweep_fields(
+    rows: Sequence[SweepRow], choice: Choice | None, left_out: list[str], tables: Sequence[PublishedTable]
+) -> dict[str, object]:
+    return {
+        "placements": [row.to_dict() for row in rows],
+        "chosen": choice and choice.chosen.title,
+        "fastest": choice and choice.fastest.title,
+        "equal_within_interval": [row.title for row in choice.equal] if choice else [],
+        "notes": left_out,
+        "published": plain(tables),
+    }
+
+
+def _print_sweep(
+    rows: Sequence[SweepRow], choice: Choice | None, left_out: list[str], tables: Sequence[PublishedTable]
+) -> None:
+    from routing_lab.report import memory_table, published_table, sweep_table
+
+    out = console()
+    out.print(sweep_table(rows))
+    for row in rows:
+        if row.error is not None:
+            out.print(shown(f"failed: {row.title}: {row.error.splitlines()[0] if row.error else 'no reason given'}"))
+    if choice is not None:
+        out.print()
+        out.print(memory_table(rows))
+        out.print()
+        out.print(shown(f"chosen: {choice.describe()}"))
+    for line in left_out:
+        out.print(shown(f"note: {line}"))
+    for table in tables:
+        out.print()
+        out.print(published_table(table))
+
+
+def _require_one_load(args: argparse.Namespace) -> None:
+    """Refuse what an RPC server cannot do. Raises ``UsageError``."""
     if args.keep_loaded and args.rpc:
         raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
 
@@ -415,7 +461,8 @@ def _opener(args: argparse.Namespace) -> Callable[[Placement], LlamaRuntime]:
     return lambda placement: LlamaRuntime(options.model_path(args), replace(base, placement=placement))
 
 
-def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
+def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow], choice: Choice) -> None:
+    """Write the files that were asked for, and say which they are."""
     from routing_lab.report import figure_sweep
 
     if args.csv is not None:
@@ -423,7 +470,11 @@ def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
     if args.figure is not None:
         write_output(args.figure, drawn(figure_sweep(rows), args.figure))
     if args.output is not None:
-        write_output(args.output, _fastest(rows).to_yaml().encode())
+        write_output(args.output, choice.chosen.placement.to_yaml().encode())
+    written = [str(path) for path in (args.csv, args.figure) if path is not None]
+    written += [f"{args.output} (the chosen placement)"] if args.output is not None else []
+    if written and not args.json:
+        say(f"written: {', '.join(written)}")
 
 
 def _csv(rows: Sequence[SweepRow]) -> str:
@@ -434,8 +485,3 @@ def _csv(rows: Sequence[SweepRow]) -> str:
     writer.writeheader()
     writer.writerows(row.to_dict() for row in rows)
     return text.getvalue()
-
-
-def _fastest(rows: Sequence[SweepRow]) -> Placement:
-    ran = [row for row in rows if row.tokens_per_s is not None]
-    return max(ran, key=lambda row: row.tokens_per_s or 0.0).placement

@@ -183,8 +183,8 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
         (["--layers", "-1"], "--layers needs a whole number"),
         (["--layers", "8"], "layers: "),
         (["--rounds", "1000000"], "at most 300"),
-        (["--runtime", "server"], "in process"),
-        (["--llama-server", "/nowhere"], "--runtime server"),
+        (["--runtime", "server"], "unrecognized arguments: --runtime"),
+        (["--llama-server", "/nowhere"], "unrecognized arguments: --llama-server"),
         (["--context", "4097"], "at most 4096 tokens"),
         (["--tokens", "4081"], "4097 tokens of a turn"),
         (["--tokens", "1", "--context", "31"], "32 tokens of a turn"),
@@ -193,7 +193,11 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
     ],
 )
 def test_a_sweep_refuses_mistakes_before_it_loads_anything(capsys, argv, said) -> None:
-    assert main(["placement", "sweep", *argv]) == 2
+    try:
+        got = main(["placement", "sweep", *argv])
+    except SystemExit as stop:
+        got = stop.code
+    assert got == 2
     assert said in capsys.readouterr().err
 
 
@@ -209,30 +213,40 @@ def test_a_full_disk_is_one_message(capsys) -> None:
 
 
 @pytest.mark.model
-def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
+def test_a_sweep_writes_its_table_and_the_chosen_placement_and_says_so(capsys, tmp_path) -> None:
     table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
-    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256"]
+    table.write_text("what an earlier sweep left\n")
+    argv = ["--blocks", "0", "--layers", "0,7", "--tokens", "4", "--context", "256"]
     with rpc_server(llama_bin()) as server:
         argv += ["--rpc", server.endpoint, "--library", str(server.library_dir)]
-        code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
-    rows = json.loads(capsys.readouterr().out)["placements"]
+        code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best)])
+    said = capsys.readouterr()
     assert code == 0
+    assert f"{table} is replaced after the first round" in said.err
+    assert f"written: {table}, {best} (the chosen placement)" in said.out
+    chosen = Placement.load(best).name
+    assert f"chosen: {chosen}: " in said.out
+    assert "note: '7 of 7 layers on the device' is the same placement as 'all on the device'" in said.out
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
     assert [row["placement"] for row in rows] == ["all on the device", "0 of 7 layers on the device"]
-    assert all(row["tokens_per_s"] > 0 and row["resident_bytes"] > 1 << 20 for row in rows)
-    header, *lines = table.read_text().splitlines()
-    assert header.startswith("placement,gpu_layers,host_experts,tokens_per_s")
-    assert len(lines) == 2
-    assert Placement.load(best).name in {row["placement"] for row in rows}
+    assert all(float(row["tokens_per_s"]) > 0 and int(row["resident_bytes"]) > 1 << 20 for row in rows)
+    for row in rows:
+        parts = [int(row[f"host_{part}_bytes"]) for part in ("weight", "cache", "compute")]
+        assert sum(parts) == int(row["host_bytes"])
+    assert chosen in {row["placement"] for row in rows}
 
 
 @pytest.mark.model
 def test_a_sweep_measures_nothing_on_the_host_that_is_named_after_a_device(capsys) -> None:
     argv = ["placement", "sweep", "--blocks", "0", "--layers", "0", "--tokens", "1", "--context", "64", "--keep-loaded"]
     assert main([*argv, "--json"]) == 0
-    device, host = json.loads(capsys.readouterr().out)["placements"]
+    sweep = json.loads(capsys.readouterr().out)
+    device, host = sweep["placements"]
     assert "puts 7 layers on a device" in device["error"]
     assert device["tokens_per_s"] is None
     assert host["tokens_per_s"] > 0
+    assert sweep["chosen"] == host["placement"]
 
 
 def test_a_sweep_of_which_nothing_ran_is_shown_and_a_failure(capsys, monkeypatch) -> None:
