@@ -98,6 +98,10 @@ def test_heads_may_differ_between_blocks(tmp_path) -> None:
         ("laguna", {}, [1, 2, 3]),
         ("mimo2", {"attention.sliding_window_pattern": [False, True, True, False]}, [1, 2]),
         ("gpt-oss", {"attention.sliding_window_pattern": 4}, [0, 1, 2]),
+        ("muse-glimmer", {}, [0, 1, 2]),
+        ("olmo2", {}, [0, 1, 2]),
+        ("gemma3n", {}, [0, 1, 2, 3]),
+        ("plamo3", {}, [0, 1, 2, 3]),
     ],
 )
 def test_blocks_with_a_sliding_window_cache_the_window_and_a_batch(tmp_path, architecture, metadata, windowed) -> None:
@@ -113,6 +117,49 @@ def test_a_window_that_cannot_be_assigned_is_counted_in_full_and_said(tmp_path) 
     memory = read(tmp_path, {**ATTENTION, "attention.sliding_window": 128}, "qwen3moe")
     assert memory.cached_tokens(0, 8192, 512) == 8192
     assert "sliding window is unknown" in " ".join(memory.notes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "window"),
+    [
+        ("llama4", None, 8192),
+        ("llama4", 16, 8192),
+        ("llama4", 0, 0),
+        ("smallthinker", None, 0),
+        ("smallthinker", 16, 4096),
+        ("smallthinker", 0, 0),
+        ("gemma2", None, 4096),
+        ("gemma2", 16, 16),
+        ("exaone4", 16, 0),
+        ("olmo2", None, 0),
+    ],
+)
+def test_a_window_is_as_large_as_llama_cpp_makes_it(tmp_path, architecture, given, window) -> None:
+    metadata = {} if given is None else {"attention.sliding_window": given}
+    memory = read(tmp_path, {**ATTENTION, **metadata}, architecture)
+    assert memory.window_tokens == window
+    assert any(cache.windowed for cache in memory.caches.values()) == bool(window)
+    assert memory.notes == ()
+
+
+def test_the_large_exaone4_has_a_window_and_a_large_gemma3n_shares_caches(tmp_path) -> None:
+    def read_blocks(architecture: str, blocks: int) -> ModelMemory:
+        more = {name: shape for block in range(4, blocks) for name, shape in moe_block(block, 4).items()}
+        return read(tmp_path, {**ATTENTION, "block_count": blocks}, architecture, **more)
+
+    large = read_blocks("exaone4", 64)
+    assert large.window_tokens == 4096
+    assert [block for block, cache in large.caches.items() if not cache.windowed] == list(range(3, 64, 4))
+    shared = read_blocks("gemma3n", 22)
+    assert [block for block, cache in shared.caches.items() if not cache.key_elements] == [20, 21]
+
+
+def test_lightning_attention_keeps_a_matrix_per_head(tmp_path) -> None:
+    linear = {f"blk.{block}.attn_norm_2.weight": (WIDTH,) for block in (0, 1, 2)}
+    memory = read(tmp_path, ATTENTION, "minimax-01", **linear)
+    assert memory.caches[0] == BlockCache(state_bytes=4 * 16 * 16 * 8)
+    assert memory.caches[3] == BlockCache(32, 24)
+    assert memory.notes == ()
 
 
 def test_compressed_attention_caches_one_row_for_keys_and_values(tmp_path) -> None:
