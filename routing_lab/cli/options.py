@@ -109,8 +109,11 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
     return ModelFacts.read(model_path(args))
 
 
-def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> None:
-    """How the model is loaded: threads, context, library, and the placement where the command does not choose it."""
+def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True, server: bool = True) -> None:
+    """How the model is loaded: threads, context, library, and the placement where the command does not choose it.
+
+    Without ``server`` the command knows libllama in process only.
+    """
     group = parser.add_argument_group("how the model is loaded")
     threads = whole(1, MOST_THREADS, "llama.cpp takes no more")
     context = whole(1, MOST_CONTEXT)
@@ -140,7 +143,10 @@ def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> N
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
     )
-    add_server(group)
+    if server:
+        add_server(group)
+    else:
+        parser.set_defaults(runtime="llama", llama_server=None)
 
 
 def add_server(group: argparse._ArgumentGroup) -> None:

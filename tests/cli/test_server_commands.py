@@ -22,12 +22,14 @@ from test_commands import DEMO_SCHEDULES, fails, run_json
 
 from routing_lab import demo
 from routing_lab.certificate import Certificate
-from routing_lab.cli import main
+from routing_lab.cli import attest, main
+from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.export import ServerSettings, export
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts
 from routing_lab.probes import ProbeSet
 from routing_lab.runtime.native import override_library
+from routing_lab.runtime.report import ServedSchedule
 from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
 
@@ -228,7 +230,26 @@ def test_attest_compares_with_a_schedule(users_server: str, tmp_path: Path, caps
     other.write_text("schedule: other\nexperts_used: {1: 3, 2-3: 16, 4: 2}\n")
     assert main(["attest", "--url", users_server, "--schedule", str(same)]) == 0
     message = fails(capsys, 4, "attest", "--url", users_server, "--schedule", other)
-    assert "block 4 should consult 2 experts, the graph consults 1; by other" in message
+    assert "differs from other in block 4: wanted 4:2, decodes with 4:1" in message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({1: 4, 3: 6, 4: 6, 5: 6}, "in blocks 1, 3-5: wanted 1:4,3-5:6, decodes with 1:2,3-5:8"),
+        ({1: 2, 4: 1}, "in block 4: wanted 4:1, decodes with 4:8"),
+        ({1: 2, 5: 7, 6: 8}, "in blocks 5-6: wanted 5:7,6:8, decodes with 5:8 and has no routed experts in block 6"),
+        ({1: 2, 7: 8}, "in block 7: wanted 7:8, has no routed experts in block 7"),
+        ({}, "in block 1: wanted 1:8, decodes with 1:2"),
+    ],
+)
+def test_attest_names_every_block_that_differs_at_once(wanted: dict[int, int], said: str) -> None:
+    own = dict.fromkeys(range(6), 8)
+    served = ServedSchedule(7, "llama-server", 0, own | {1: 2}, own, own, "command line", None, None)
+    attest._compare(Schedule("mine-a", tuple({**own, 1: 2}.items())), served)
+    with pytest.raises(RuntimeUnsupportedError) as caught:
+        attest._compare(Schedule("mine-a", tuple(wanted.items())), served)
+    assert str(caught.value) == f"process 7 differs from mine-a {said}"
 
 
 @pytest.mark.model
