@@ -318,6 +318,13 @@ def test_frames_without_rows_keep_their_columns_and_types(lab: Lab) -> None:
     assert empty.dtypes["speed_ratio"] == full.dtypes["speed_ratio"]
 
 
+def test_the_share_of_a_gate_that_stopped_early_is_of_the_probes_that_were_asked(lab: Lab) -> None:
+    trial = lab.study.trials[0]
+    stopped = replace(trial, verdict=replace(trial.verdict, passed=6, failed=2, run=8, total=60))
+    (row,) = report.study_frame(replace(lab.study, trials=(stopped,))).to_dict("records")
+    assert (row["asked"], row["probes_total"], row["share_correct"]) == (8, 60, 0.75)
+
+
 def test_a_trial_whose_gate_did_not_run_has_no_share(lab: Lab) -> None:
     trial = lab.study.trials[0]
     skipped = replace(trial, verdict=replace(trial.verdict, run=0, passed=0), outcomes=(), gate_skipped="too slow")
@@ -396,8 +403,32 @@ def test_the_frontier_figure_has_a_point_for_every_trial(lab: Lab) -> None:
     assert "until the run stopped" not in axes.get_ylabel()
 
 
+def test_no_axis_of_the_frontier_figure_promises_more_than_all_answers(lab: Lab) -> None:
+    (axes,) = report.figure_frontier(report.study_frame(lab.study)).axes
+    assert axes.get_ylim()[1] == 1
+    assert "trials (" in axes.get_title(loc="left")
+
+
+def test_where_only_what_passed_was_timed_the_figure_shows_experts_and_says_how_many_were_not(lab: Lab) -> None:
+    frame = report.study_frame(lab.study)
+    untimed = ["speed_ratio", "ratio_low", "ratio_high"]
+    frame.loc[frame["verdict"] != "pass", untimed] = float("nan")
+    figure = report.figure_frontier(frame)
+    (axes,) = figure.axes
+    passed = frame[frame["verdict"] == "pass"]
+    drawn = [tuple(point) for container in axes.containers for point in container[0].get_xydata()]
+    assert sorted(drawn) == sorted(zip(passed["speed_ratio"], passed["total_experts"], strict=True))
+    assert f"{len(passed)} of {len(frame)} trials were timed" in axes.get_title(loc="left")
+    fastest = passed.loc[passed["speed_ratio"].idxmax(), "trial"]
+    assert f"fastest: trial {fastest}" in [text.get_text() for text in axes.texts]
+    assert legend_of(figure) == ["every probe correct"]
+    low, high = axes.get_xlim()
+    assert low <= passed["ratio_low"].min()
+    assert passed["ratio_high"].max() <= high
+
+
 def test_the_frontier_figure_says_where_a_gate_failed_fast(lab: Lab) -> None:
-    frame = report.study_frame(lab.study).assign(probes_run=1)
+    frame = report.study_frame(lab.study).assign(asked=1)
     assert "until the run stopped" in report.figure_frontier(frame).axes[0].get_ylabel()
 
 
