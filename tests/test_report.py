@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,9 +149,45 @@ def test_figure_1_has_for_each_schedule_ratio_interval_rate_and_status(lab: Lab)
     for row in (lab.evaluation.baseline, *lab.evaluation.rows):
         (line,) = (line for line in text.splitlines() if line.startswith(f"{row.schedule.name} "))
         assert row.speed is not None
-        for cell in (f"{row.speed.ratio:.3f}", f"[{row.speed.low:.3f}", f"{row.speed.candidate_tokens_per_s:.1f}"):
+        for cell in (f"{row.speed.ratio:.3f}", f"[{row.speed.low:.3f}", f"{row.speed.candidate_tokens_per_s:,.1f}"):
             assert cell in line
-        assert ("12/12 correct" if row.verdict.failed == 0 else f"wrong answer: {row.verdict.failures[0]}") in line
+        assert ("12/12 correct" if row.verdict.failed == 0 else f"{row.verdict.failed} of 12 wrong") in line
+
+
+def test_a_name_that_does_not_fit_stands_above_its_row_and_no_row_takes_two_lines(lab: Lab) -> None:
+    long = "a-schedule-with-a-long-name"
+    named = replace(
+        lab.evaluation,
+        rows=tuple(replace(row, schedule=replace(row.schedule, name=long)) for row in lab.evaluation.rows),
+    )
+    lines = shown(report.evaluation_table(named), 80).splitlines()
+    at = [number for number, line in enumerate(lines) if line.rstrip() == long]
+    assert len(at) == len(named.rows)
+    assert all("12" in lines[number + 1] and "[" in lines[number + 1] for number in at)
+    assert sum(line.startswith(f"{long} ") for line in shown(report.evaluation_table(named), 160).splitlines()) == 3
+
+
+def test_seconds_of_one_table_have_as_many_decimals_in_every_row(lab: Lab) -> None:
+    seconds = re.findall(r"(\d\S*) +[✓✗]", shown(report.evaluation_table(lab.evaluation), 160))
+    assert len(seconds) == 1 + len(lab.evaluation.rows)
+    assert len({len(one.partition(".")[2]) for one in seconds}) == 1
+
+
+@pytest.mark.parametrize(
+    ("confidence", "head"),
+    [(0.95, "[95 %]"), (0.9875, "[98.75 %]"), (0.9916666666666667, "[99.16 %]"), (0.99, "[99 %]")],
+)
+def test_no_head_of_an_interval_promises_more_than_the_interval_has(lab: Lab, confidence: float, head: str) -> None:
+    baseline = lab.evaluation.baseline
+    assert baseline.speed is not None
+    other = replace(baseline, speed=replace(baseline.speed, confidence=confidence))
+    assert head in shown(report.evaluation_table(replace(lab.evaluation, baseline=other)))
+
+
+def test_a_gate_that_stopped_early_counts_the_wrong_answers_of_those_asked(lab: Lab) -> None:
+    failed = next(row for row in lab.evaluation.rows if row.verdict.failed)
+    stopped = replace(failed, verdict=replace(failed.verdict, failures=failed.verdict.failures[:1], run=8, total=60))
+    assert "1 of 8 wrong" in shown(report.evaluation_table(replace(lab.evaluation, rows=(stopped,))), 120)
 
 
 def test_a_schedule_that_could_not_be_measured_says_why(lab: Lab) -> None:

@@ -305,7 +305,7 @@ class _Bar:
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
             if self._start not in {"uniform", "none"} and (calibration := baseline.calibration) and calibration.reason:
-                self._say(f"no sensitivity pass, the uniform schedules instead: {calibration.describe()}")
+                self._say(f"no sensitivity pass, the uniform schedules instead. {calibration.describe()}")
             if baseline.failures:
                 self._say(f"the baseline itself fails: {', '.join(baseline.failures)}")
         if progress.last is not None and not self._out.is_terminal:
