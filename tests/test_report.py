@@ -241,6 +241,52 @@ def test_a_refused_schedule_is_followed_by_every_objection(lab: Lab) -> None:
     )
 
 
+def test_an_even_spread_that_is_refused_says_why(lab: Lab) -> None:
+    one = next(one for one in lab.validation.results if one.even_spread)
+    refused = replace(one, even_spread_reasons=("gate: fail: 1 probe failed: g7",))
+    assert refused.even_spread is not None
+    said = f"└ {refused.even_spread.schedule.name}: gate: fail: 1 probe failed: g7"
+    assert said in shown(report.validated_table([refused]), 120)
+
+
+def test_the_table_of_an_acceptance_run_says_what_its_certificate_says_and_shows_no_schedule_twice(lab: Lab) -> None:
+    certificate = lab.validation.require_certificate()
+    lines = shown(report.validated_table(lab.validation.results, certificate), 200).splitlines()
+    assert any(
+        line.startswith("Rule: every gate probe correct") and "interval wholly above 1" in line for line in lines
+    )
+    keys = [line.strip() for line in lines if line.strip() == certificate.schedule.experts_used.replace(",", ", ")]
+    assert len(keys) == 1
+
+
+def test_what_was_lost_and_gained_on_the_holdout_is_named(lab: Lab) -> None:
+    first = lab.validation.results[0]
+    holdout = replace(first.holdout, lost=tuple(f"h{i}" for i in range(7)), gained=("h9",))
+    text = " ".join(shown(report.validated_table([replace(first, holdout=holdout)])).split())
+    assert "7 lost (h0, h1, h2, h3, h4 and 2 more), 1 gained (h9)." in text
+
+
+def test_a_slower_schedule_that_gets_the_certificate_is_explained(lab: Lab) -> None:
+    fast = next(one for one in lab.validation.results if one.acceptance.accepted)
+    slower = replace(
+        fast,
+        schedule=replace(fast.schedule, name="slower"),
+        speed=replace(fast.speed, ratio=fast.speed.low),
+        holdout=replace(fast.holdout, candidate_correct=fast.holdout.candidate_correct + 1),
+    )
+    why = f"{fast.schedule.name} and slower are equally fast within the intervals; slower has more right answers"
+    assert why in " ".join(shown(report.validated_table([fast, slower])).split())
+    assert "equally fast" not in shown(report.validated_table([fast]))
+
+
+def test_a_machine_that_was_not_quiet_is_named_after_an_acceptance_run(lab: Lab) -> None:
+    first = lab.validation.results[0]
+    rates = tuple(10.0 if number == 3 else 100.0 + number % 2 for number in range(24))
+    loud = replace(first, speed=replace(first.speed, baseline_rates=rates))
+    assert "The machine was not quiet (measuring" in shown(report.validated_table([loud]))
+    assert replace(lab.validation, results=(loud,)).warnings()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Strips
 

@@ -193,10 +193,11 @@ class _Validated:
         return cls(f"└ {schedule.name}", schedule.experts_used, even.speed, even.gate, even.holdout, even.accepted)
 
 
-def validated_table(results: Sequence[AcceptanceResult]) -> RenderableType:
+def validated_table(results: Sequence[AcceptanceResult], certificate: Certificate | None = None) -> RenderableType:
     """The acceptance run: each schedule with the even spread of the same total below it, then every objection.
 
     ``holdout`` is accuracy on fresh probes; in brackets the difference to the baseline's on the same ones, in points.
+    Of the schedule that got the ``certificate`` everything that its own table says follows, and why it is that one.
     """
     table = _validated_table(results[0].speed if results else None)
     for position, result in enumerate(results):
@@ -205,8 +206,52 @@ def validated_table(results: Sequence[AcceptanceResult]) -> RenderableType:
         _add_validated(table, _Validated.of_result(result, format_counts(dict(result.schedule.experts_used))))
         if result.even_spread is not None:
             _add_validated(table, _Validated.of_even_spread(result.even_spread))
-    objections = (f"{result.schedule.name}: {reason}" for result in results for reason in result.acceptance.reasons)
-    return _page("Acceptance run (validated)", table, objections)
+    return _page("Acceptance run (validated)", table, _acceptance_notes(results, certificate))
+
+
+def _acceptance_notes(results: Sequence[AcceptanceResult], certificate: Certificate | None) -> Iterator[str]:
+    for result in results:
+        yield from (f"{result.schedule.name}: {reason}" for reason in result.acceptance.reasons)
+        even = result.even_spread
+        if even is not None:
+            yield from (f"└ {even.schedule.name}: {reason}" for reason in result.even_spread_reasons)
+    yield from (changed for result in results if (changed := _changed(result.schedule.name, result.holdout)))
+    yield from _choice(results)
+    if certificate is not None:
+        yield from _certificate_notes(certificate)
+    for result in results:
+        warnings = result.speed.warnings()
+        yield from (f"The machine was not quiet (measuring {result.schedule.name}): {one}." for one in warnings)
+
+
+def _changed(name: str, holdout: PairedDifference) -> str:
+    """The holdout probes that a schedule loses and gains against the baseline; empty where it changes none."""
+    parts = [
+        f"{len(ids)} {what} ({_named(ids)})"
+        for ids, what in ((holdout.lost, "lost"), (holdout.gained, "gained"))
+        if ids
+    ]
+    return f"{name} on the holdout, against the baseline: {', '.join(parts)}." if parts else ""
+
+
+def _named(probes: Sequence[str], most: int = 5) -> str:
+    return ", ".join(probes[:most]) + (f" and {len(probes) - most} more" if len(probes) > most else "")
+
+
+def _choice(results: Sequence[AcceptanceResult]) -> Iterator[str]:
+    """Why the fastest accepted schedule did not get the certificate, where it did not."""
+    from routing_lab.validate import best_of
+
+    accepted = [result for result in results if result.acceptance.accepted]
+    if not accepted:
+        return
+    best, fastest = best_of(accepted), max(accepted, key=lambda result: result.speed.ratio)
+    if best is not fastest:
+        right = best.holdout.candidate_correct, fastest.holdout.candidate_correct
+        yield (
+            f"{fastest.schedule.name} and {best.schedule.name} are equally fast within the intervals; "
+            f"{best.schedule.name} has more right answers on the holdout ({right[0]} against {right[1]})."
+        )
 
 
 def certificate_table(certificate: Certificate) -> RenderableType:
@@ -217,15 +262,19 @@ def certificate_table(certificate: Certificate) -> RenderableType:
     _add_validated(table, _Validated(schedule.name, schedule.experts_used, speed, gate, holdout, accepted=True))
     if even is not None:
         _add_validated(table, _Validated.of_even_spread(even))
-    return _page(f"Certificate of {certificate.created} (validated)", table, _certificate_notes(certificate))
+    changed = _changed(schedule.name, holdout)
+    notes = [*([changed] if changed else []), *_certificate_notes(certificate)]
+    return _page(f"Certificate of {certificate.created} (validated)", table, notes)
 
 
 def _certificate_notes(certificate: Certificate) -> Iterator[str]:
     bound, holdout, even = certificate.holdout_failure_bound_95, certificate.holdout, certificate.even_spread
-    yield f"Rule: {certificate.acceptance_rule.describe()}."
+    least = certificate.speed_rule.min_ratio_low
+    yield f"Rule: {certificate.acceptance_rule.describe()}; the speed ratio's interval wholly above {least:g}."
     yield (
-        f"Holdout against the baseline: {_points(holdout.difference)} "
-        f"[{_points(holdout.low)}, {_points(holdout.high)}] points; at most {bound:.1%} of fresh questions fail (95 %)."
+        f"{certificate.schedule.name} on the holdout, against the baseline: {_points(holdout.difference)} "
+        f"[{_points(holdout.low)}, {_points(holdout.high)}] points; at most {100 * bound:.1f} % of fresh questions "
+        "fail (95 %)."
     )
     if even is not None:
         over = even.certified_over_even
