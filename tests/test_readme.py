@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from modelfiles import make_facts
 
 from routing_lab import demo
+from routing_lab.cli import main
 from routing_lab.cli.app import _parser
 from routing_lab.model import ModelFacts
 from routing_lab.placement import Placement
@@ -23,6 +25,7 @@ from routing_lab.space import SearchSpace
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SEARCH = ROOT / "docs" / "search.md"
+PROBES = ROOT / "docs" / "probes.md"
 
 Block = tuple[str, str]
 
@@ -68,7 +71,7 @@ def test_every_path_in_the_tree_of_the_readme_exists() -> None:
 # Pages that describe files and commands
 
 READERS = {"schedule": Schedule, "space": SearchSpace, "probes": ProbeSet, "placement": Placement}
-PAGES = [ROOT / "README.md", SEARCH]
+PAGES = [ROOT / "README.md", SEARCH, PROBES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -107,3 +110,25 @@ def test_the_spaces_of_the_page_on_searching_fit_the_models_they_are_for() -> No
     assert per_block.schedule({"block 1": 2, "block 2": 2, "block 3": 2}, facts).resolve(facts)[5] == 4
     large = make_facts(dict.fromkeys(range(41), 8), experts=256)
     assert bands.size(large) == 64
+
+
+@pytest.mark.parametrize(("block", "accepted"), [(0, True), (1, False)])
+def test_the_page_on_probes_says_what_counts_as_an_answer(
+    block: int, accepted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [text for language, text in blocks(PROBES) if language == "json"]
+    (tmp_path / "cases.jsonl").write_text(cases[block], encoding="utf-8")
+    assert main(["answers", "check", "--batch", str(tmp_path / "cases.jsonl")]) == 0
+    judged = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(judged) == len(cases[block].splitlines()) > 5
+    assert [one["id"] for one in judged if (one["status"] == "correct") is not accepted] == []
+
+
+@pytest.mark.model
+def test_the_demo_model_answers_the_prompts_that_the_page_says_it_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = [text for language, text in blocks(PROBES) if language == "yaml" and "prompt: raw" in text]
+    (tmp_path / "demo.yaml").write_text(text, encoding="utf-8")
+    assert main(["probes", "check", str(tmp_path / "demo.yaml"), "--threads", "1", "--json"]) == 0
+    assert all(split["passed"] == split["probes"] for split in json.loads(capsys.readouterr().out)["splits"])
