@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ __all__ = [
     "diff",
     "format_blocks",
     "format_counts",
+    "is_certificate",
     "parse_blocks",
     "read_counts",
     "read_scheduled_model",
@@ -41,6 +43,9 @@ STATUSES: Final = ("correct", "wrong_answer", "no_final_answer", "runtime_error"
 """What a source may say about a schedule's answers; the words of ``routing_lab.answers.Status``."""
 
 MAX_NAME: Final = 200
+
+_CERTIFICATE: Final = re.compile(r"^certificate:", re.MULTILINE)
+_SCHEDULE: Final = re.compile(r"^schedule:[ \t]*[^\s#]", re.MULTILINE)  # a certificate has a section of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,9 @@ class Schedule:
     @classmethod
     def from_yaml(cls, text: str, file: str = "schedule") -> Schedule:
         """Parse a schedule; ``file`` names it in messages. Raises ``UserFileError`` with every problem in it."""
+        if is_certificate(text):
+            remedy = "routing-lab export FILE --format schedule makes one of it"
+            raise UserFileError(file, [Problem("", "is a certificate, not a schedule", remedy)])
         top = Fields.parse(text, file)
         name = top.text("schedule")
         if isinstance(top.raw("schedule"), str) and not _is_name(name):
@@ -246,6 +254,11 @@ def diff(before: Schedule, after: Schedule, facts: ModelFacts) -> list[CountChan
             first = changes.pop().first
         changes.append(CountChange(first, block, old[block], new[block]))
     return changes
+
+
+def is_certificate(text: str) -> bool:
+    """Whether a file is a certificate and no schedule: both are YAML, and one is easily given for the other."""
+    return _CERTIFICATE.search(text) is not None and _SCHEDULE.search(text) is None
 
 
 def format_counts(counts: Mapping[int, int]) -> str:

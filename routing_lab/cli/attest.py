@@ -44,9 +44,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the counts; exit code 4 where they cannot be read, or are not the wanted ones."""
     from routing_lab.runtime.router import ServedRouter, served_at
-    from routing_lab.schedule import Schedule
 
-    wanted = Schedule.load(args.schedule) if args.schedule is not None else None
+    wanted = options.load_schedules([args.schedule])[0] if args.schedule is not None else None
     found = served_at(args.url)
     if isinstance(found, ServedRouter):
         return _run_router(args, found, wanted)
