@@ -109,7 +109,7 @@ def _compare(wanted: Schedule, served: ServedSchedule) -> None:
     Raises:
         AttestationError: A block of the graph that decodes has another count.
     """
-    for block, count in (dict(served.own) | dict(wanted.experts_used)).items():
+    for block, count in wanted.over(dict(served.own)).items():
         if served.experts_used.get(block) != count:
             raise AttestationError(block, count, served.experts_used.get(block), f"by {wanted.name}")
 
