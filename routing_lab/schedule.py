@@ -207,7 +207,7 @@ class Schedule:
     def from_yaml(cls, text: str, file: str = "schedule", facts: ModelFacts | None = None) -> Schedule:
         """Parse a schedule; ``file`` names it in messages.
 
-        Raises ``UserFileError`` with every problem in it; with ``facts``, also with what does not fit that model.
+        Raises ``UserFileError`` with every problem in it; of a bad file also what does not fit ``facts``.
         """
         if is_certificate(text):
             remedy = "routing-lab export FILE --format schedule makes one of it"
@@ -222,10 +222,10 @@ class Schedule:
         counts = {} if counts_section is None else read_counts(counts_section, apart=(OTHERS,))
         if counts_section is not None and model is not None:
             _check_written_model(counts_section, counts, others, model)
-        elif counts_section is not None and facts is not None:
+        source = _read_source(top.section("source"))
+        if top.faulty and facts is not None and model is None:
             for problem in _misfits(count_runs(counts), others, facts):
                 top.problem(problem.where, problem.what, problem.remedy)
-        source = _read_source(top.section("source"))
         top.finish()
         return cls(name, tuple(sorted(counts.items())), model, source, others)
 

@@ -104,12 +104,20 @@ def test_every_relative_link_of_the_pages_leads_somewhere() -> None:
 
 
 def test_the_spaces_of_the_page_on_searching_fit_the_models_they_are_for() -> None:
-    per_block, bands = (SearchSpace.from_yaml(text) for language, text in blocks(SEARCH) if language == "yaml")
+    per_block, bands = (SearchSpace.from_yaml(text) for _, text in blocks(SEARCH) if text.startswith("space:"))
     facts = ModelFacts.read(demo.model_path())
     assert [name for name, _ in per_block.dimensions(facts)] == ["block 1", "block 2", "block 3"]
     assert per_block.schedule({"block 1": 2, "block 2": 2, "block 3": 2}, facts).resolve(facts)[5] == 4
     large = make_facts(dict.fromkeys(range(41), 8), experts=256)
     assert bands.size(large) == 64
+
+
+def test_the_schedule_of_the_page_on_searching_has_a_count_for_every_block() -> None:
+    (schedule,) = (Schedule.from_yaml(text) for _, text in blocks(SEARCH) if text.startswith("schedule:"))
+    assert schedule.model is not None
+    facts = schedule.model.facts()
+    assert facts is not None
+    assert schedule.key(facts) == "0-2:8,3-39:5,40-47:8"
 
 
 @pytest.mark.parametrize(("block", "accepted"), [(0, True), (1, False)])

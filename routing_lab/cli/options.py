@@ -387,14 +387,17 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
 Check = Callable[[], object]
 
 
-def load_schedules(paths: list[Path]) -> list[Schedule]:
-    """Every schedule file, or every problem of every file at once; of a certificate, the schedule that it is about."""
+def load_schedules(paths: list[Path], facts: ModelFacts | None = None) -> list[Schedule]:
+    """Every schedule file, or every problem of every file at once; of a certificate, the schedule that it is about.
+
+    With ``facts`` a file that is bad also says what in it does not fit the model.
+    """
     schedules: list[Schedule] = []
-    collect_problems([partial(_append_loaded, schedules, path) for path in paths])
+    collect_problems([partial(_append_loaded, schedules, path, facts) for path in paths])
     return schedules
 
 
-def _append_loaded(schedules: list[Schedule], path: Path) -> None:
+def _append_loaded(schedules: list[Schedule], path: Path, facts: ModelFacts | None) -> None:
     from routing_lab.schedule import Schedule, is_certificate
     from routing_lab.yamlfile import read_text
 
@@ -404,7 +407,7 @@ def _append_loaded(schedules: list[Schedule], path: Path) -> None:
 
         schedules.append(certified_schedule(Certificate.from_yaml(text, str(path))))
     else:
-        schedules.append(Schedule.from_yaml(text, str(path)))
+        schedules.append(Schedule.from_yaml(text, str(path), facts))
 
 
 def certified_schedule(certificate: Certificate) -> Schedule:

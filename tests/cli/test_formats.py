@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commandline import DEMO_SCHEDULES, exit_code, fails, run_json
+from commandline import DEMO_SCHEDULES, FIGURE_1, exit_code, fails, run_json
 from fakelab import make_probes, make_runtime, schedule
 
 from routing_lab import demo
@@ -71,3 +71,56 @@ def test_a_changed_certificate_is_no_schedule_either(
 def test_code_that_loads_a_certificate_as_a_schedule_is_told_the_way(certificate: Path) -> None:
     with pytest.raises(UserFileError, match=r"is a certificate, not a schedule \(.* --format schedule"):
         Schedule.load(certificate)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whose blocks a schedule's are
+
+
+def test_a_schedule_that_names_its_model_is_shown_on_that_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in FIGURE_1:
+        assert exit_code(["schedule", "show", path]) == 0
+    assert "qwen35moe of 41 blocks, from the file's own section" in capsys.readouterr().out
+    code, shown = run_json(capsys, "schedule", "show", FIGURE_1[2])
+    assert isinstance(shown, dict)
+    assert (code, shown["experts_used"], shown["model_from"]) == (0, "0-32:8,33-40:4", "schedule file")
+    assert exit_code(["schedule", "check", *FIGURE_1, *DEMO_SCHEDULES]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("uniform-8, on qwen35moe of 41 blocks")
+    assert said[-1].endswith(f"on {ModelFacts.read(demo.model_path()).name}")
+    assert exit_code(["schedule", "diff", *FIGURE_1[:2]]) == 0
+    assert capsys.readouterr().out == "0-40: 8 -> 6\n"
+
+
+def test_two_schedules_for_two_models_are_not_compared(certificate: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "for another model" in fails(capsys, 3, "schedule", "diff", certificate, FIGURE_1[0])
+
+
+def test_a_schedule_that_names_no_model_says_that_it_was_compared_with_the_demo_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.yaml").write_text("schedule: s\nexperts_used: {0-32: 4}\n", encoding="utf-8")
+    for action, remedy in (("show", "give --model"), ("check", "give --model or --format-only")):
+        error = fails(capsys, 3, "schedule", action, tmp_path / "s.yaml")
+        assert "has 6 blocks (0-5); 6-32 are none" in error
+        assert f"no --model given, so compared with routing-lab demo MoE ({remedy})" in error
+    named = fails(capsys, 3, "schedule", "show", tmp_path / "s.yaml", "--model", demo.model_path())
+    assert "no --model given" not in named
+    assert exit_code(["schedule", "check", "--format-only", tmp_path / "s.yaml"]) == 0
+
+
+def test_a_schedule_for_all_blocks_is_shown_on_any_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text("schedule: s\nexperts_used: {all: 4, 0: 8}\n", encoding="utf-8")
+    code, shown = run_json(capsys, "schedule", "show", tmp_path / "s.yaml")
+    assert isinstance(shown, dict)
+    assert (code, shown["experts_used"]) == (0, "0:8,1-5:4")
+
+
+@pytest.mark.parametrize("argv", [["schedule", "show"], ["schedule", "check"], ["evaluate"]], ids=" ".join)
+def test_what_is_wrong_with_a_file_and_what_does_not_fit_come_together(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.yaml").write_text("schedule: s\nexperts_used: {0-32: 0}\n", encoding="utf-8")
+    error = fails(capsys, 3, *argv, tmp_path / "s.yaml")
+    assert "6-32 are none" in error
+    assert "is 0; a block consults at least 1 expert" in error
