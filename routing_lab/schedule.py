@@ -7,18 +7,20 @@
     experts_used:            # blocks not listed keep the model's own count
       0-32: 6                # a range, both ends included; also one block (7: 5) or a list ("0-6,22-32": 6)
       33-40: 4
+      all: 6                 # optional: every other block that routes, whichever they are
     source: {what: figure 1 of the 12 GB study, decode_tokens_per_s: 111.1, status: correct}   # optional
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from routing_lab.errors import Problem, UsageError, UserFileError
-from routing_lab.model import MAX_BLOCKS, ModelFacts, count_runs, format_blocks, parse_blocks
+from routing_lab.model import MAX_BLOCKS, BlockBytes, ModelFacts, count_runs, format_blocks, parse_blocks
 from routing_lab.yamlfile import Fields, kind_of, read_text, render_yaml
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "diff",
     "format_blocks",
     "format_counts",
+    "is_certificate",
     "parse_blocks",
     "read_counts",
     "read_scheduled_model",
@@ -41,6 +44,12 @@ STATUSES: Final = ("correct", "wrong_answer", "no_final_answer", "runtime_error"
 """What a source may say about a schedule's answers; the words of ``routing_lab.answers.Status``."""
 
 MAX_NAME: Final = 200
+
+OTHERS: Final = "all"
+"""The key for every routed block that is not listed."""
+
+_CERTIFICATE: Final = re.compile(r"^certificate:", re.MULTILINE)
+_SCHEDULE: Final = re.compile(r"^schedule:[ \t]*[^\s#]", re.MULTILINE)  # a certificate has a section of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,37 @@ class ScheduledModel:
     def of(cls, facts: ModelFacts) -> ScheduledModel:
         """What a schedule for this model would say."""
         return cls(facts.architecture, facts.blocks, facts.experts, facts.uniform_experts_used)
+
+    def facts(self) -> ModelFacts | None:
+        """Facts that stand in for the model's own as far as the numbers go, every block taken for one that routes.
+
+        ``None`` where the model's own counts differ between blocks or cannot be: the numbers then do not say them.
+        """
+        own = self.experts_used
+        if own is None or not 1 <= own <= self.experts:
+            return None
+        blocks = tuple(range(self.blocks))
+        return ModelFacts(
+            files=(Path("none"),),
+            name=f"{self.architecture} of {self.blocks} blocks",
+            architecture=self.architecture,
+            blocks=self.blocks,
+            mtp_blocks=(),
+            routed_blocks=blocks,
+            dense_blocks=(),
+            experts=self.experts,
+            experts_used=dict.fromkeys(blocks, own),
+            shared_experts=0,
+            embedding_length=0,
+            expert_feed_forward_length=None,
+            context_length=None,
+            has_chat_template=False,
+            quantization="unknown",
+            parameters=0,
+            size_bytes=0,
+            block_bytes={block: BlockBytes(routed_experts=1) for block in blocks},
+            other_bytes=0,
+        )
 
     def misfits(self, facts: ModelFacts, what: str = "schedule") -> list[Problem]:
         """Everything in which ``facts`` describe another model; ``what`` was written for it."""
@@ -105,14 +145,16 @@ class CountChange:
 class Schedule:
     """Experts consulted per token, for the blocks that are listed; the others keep the model's own count.
 
-    ``experts_used`` holds (block, count), sorted by block. Whether blocks and counts exist in a model is a question to
-    ``resolve``; a count above the model's own is legal.
+    ``experts_used`` holds (block, count), sorted by block. ``others`` is the count of every routed block that is not
+    listed; ``None``: the model's own. Whether blocks and counts exist in a model is a question to ``resolve``; a count
+    above the model's own is legal.
     """
 
     name: str
     experts_used: tuple[tuple[int, int], ...]
     model: ScheduledModel | None = None
     source: ScheduleSource | None = None
+    others: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_name(self.name):
@@ -122,7 +164,7 @@ class Schedule:
         blocks = [block for block, _ in self.experts_used]
         if blocks != sorted(set(blocks)) or any(not 0 <= block < MAX_BLOCKS for block in blocks):
             raise ValueError("experts_used must list each block once, in order, from 0")
-        if any(type(count) is not int for _, count in self.experts_used):
+        if any(type(count) is not int for count in (*dict(self.experts_used).values(), self.others or 0)):
             raise ValueError("every count must be a whole number")
 
     @classmethod
@@ -162,27 +204,38 @@ class Schedule:
         return cls.from_yaml(read_text(path), str(path))
 
     @classmethod
-    def from_yaml(cls, text: str, file: str = "schedule") -> Schedule:
-        """Parse a schedule; ``file`` names it in messages. Raises ``UserFileError`` with every problem in it."""
+    def from_yaml(cls, text: str, file: str = "schedule", facts: ModelFacts | None = None) -> Schedule:
+        """Parse a schedule; ``file`` names it in messages.
+
+        Raises ``UserFileError`` with every problem in it; of a bad file also what does not fit ``facts``.
+        """
+        if is_certificate(text):
+            remedy = "routing-lab export FILE --format schedule makes one of it"
+            raise UserFileError(file, [Problem("", "is a certificate, not a schedule", remedy)])
         top = Fields.parse(text, file)
         name = top.text("schedule")
         if isinstance(top.raw("schedule"), str) and not _is_name(name):
             top.problem("schedule", f"must be one printable line of at most {MAX_NAME} characters")
         model = read_scheduled_model(top.section("model"))
         counts_section = top.section("experts_used", required=True)
-        counts = read_counts(counts_section) if counts_section is not None else {}
+        others = None if counts_section is None else _read_others(counts_section)
+        counts = {} if counts_section is None else read_counts(counts_section, apart=(OTHERS,))
         if counts_section is not None and model is not None:
-            _check_written_model(counts_section, counts, model)
+            _check_written_model(counts_section, counts, others, model)
         source = _read_source(top.section("source"))
+        if top.faulty and facts is not None and model is None:
+            for problem in _misfits(count_runs(counts), others, facts):
+                top.problem(problem.where, problem.what, problem.remedy)
         top.finish()
-        return cls(name, tuple(sorted(counts.items())), model, source)
+        return cls(name, tuple(sorted(counts.items())), model, source, others)
 
     def to_yaml(self) -> str:
         """The schedule as a file; reading it back gives an equal schedule."""
         data: dict[str, object] = {"schedule": self.name}
         if self.model is not None:
             data["model"] = self.model.to_dict()
-        data["experts_used"] = counts_yaml(dict(self.experts_used))
+        rest = {} if self.others is None else {OTHERS: self.others}
+        data["experts_used"] = counts_yaml(dict(self.experts_used)) | rest
         if self.source is not None:
             data["source"] = _present(
                 what=self.source.what,
@@ -206,15 +259,20 @@ class Schedule:
         """
         problems = [] if self.model is None else self.model.misfits(facts)
         if not problems:  # of a schedule for another model, its blocks need not be listed one by one
-            problems = [misfit for run in self.ranges() for misfit in _range_misfits(*run, facts)]
+            problems = _misfits(self.ranges(), self.others, facts)
         if problems:
             raise UserFileError(f"schedule {self.name}", problems)
-        listed = dict(self.experts_used)
-        return {block: listed.get(block, own) for block, own in facts.experts_used.items()}
+        counts = self.over(facts.experts_used)
+        return {block: counts[block] for block in facts.experts_used}
+
+    def over(self, own: Mapping[int, int]) -> dict[int, int]:
+        """The counts of blocks whose own ones are given, and of all listed blocks; nothing is checked."""
+        return (dict(own) if self.others is None else dict.fromkeys(own, self.others)) | dict(self.experts_used)
 
     def completed(self, facts: ModelFacts) -> Schedule:
         """The same schedule with every routed block listed and the model named. Raises as ``resolve`` does."""
-        return replace(self, experts_used=tuple(self.resolve(facts).items()), model=ScheduledModel.of(facts))
+        counts = tuple(self.resolve(facts).items())
+        return replace(self, experts_used=counts, others=None, model=ScheduledModel.of(facts))
 
     def key(self, facts: ModelFacts) -> str:
         """Text that is equal for schedules that compute the same: ``"0-6:6,7-32:5"``. Raises as ``resolve`` does."""
@@ -248,6 +306,11 @@ def diff(before: Schedule, after: Schedule, facts: ModelFacts) -> list[CountChan
     return changes
 
 
+def is_certificate(text: str) -> bool:
+    """Whether a file is a certificate and no schedule: both are YAML, and one is easily given for the other."""
+    return _CERTIFICATE.search(text) is not None and _SCHEDULE.search(text) is None
+
+
 def format_counts(counts: Mapping[int, int]) -> str:
     """Counts as compact text, ``{0: 6, 1: 6, 2: 5}`` -> ``"0-1:6,2:5"``; ``overrides.parse_experts`` reads it."""
     return ",".join(f"{format_blocks(range(first, last + 1))}:{count}" for first, last, count in count_runs(counts))
@@ -258,24 +321,40 @@ def counts_yaml(counts: Mapping[int, int]) -> dict[object, int]:
     return {first if first == last else f"{first}-{last}": count for first, last, count in count_runs(counts)}
 
 
-def read_counts(section: Fields) -> dict[int, int]:
-    """Block -> count from a mapping of blocks to counts; every problem is noted in ``section``."""
+def read_counts(section: Fields, *, apart: Collection[object] = ()) -> dict[int, int]:
+    """Block -> count from a mapping of blocks to counts; every problem is noted in ``section``.
+
+    ``apart`` are keys that somebody else reads. A count that is refused is 1 here, so that its blocks can be looked at.
+    """
     section.all_read()
     counts: dict[int, int] = {}
     owner: dict[int, object] = {}
     for key, count in section.values.items():
+        if key in apart:
+            continue
         blocks = _read_block_key(section, key)
-        if isinstance(count, bool) or not isinstance(count, int):
-            section.problem(key, f"is {kind_of(count)}, not a whole number of experts")
-        elif count < 1:
-            section.problem(key, f"is {count}; a block consults at least 1 expert")
-        else:
-            counts.update(dict.fromkeys(blocks, count))
+        read = _read_count(section, key, count)
+        counts = dict.fromkeys(blocks, 1) | counts if read is None else counts | dict.fromkeys(blocks, read)
         for other in dict.fromkeys(owner[block] for block in blocks if block in owner):
             shared = format_blocks(block for block in blocks if owner.get(block) == other)
             section.problem(key, f"overlaps with {other} (both name {shared})", "name every block once")
         owner.update(dict.fromkeys(blocks, key))
     return counts
+
+
+def _read_others(section: Fields) -> int | None:
+    """The count of all blocks that are not listed."""
+    return _read_count(section, OTHERS, section.values[OTHERS]) if section.has(OTHERS) else None
+
+
+def _read_count(section: Fields, key: object, count: object) -> int | None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        section.problem(key, f"is {kind_of(count)}, not a whole number of experts")
+        return None
+    if count < 1:
+        section.problem(key, f"is {count}; a block consults at least 1 expert")
+        return None
+    return count
 
 
 def _is_name(name: str) -> bool:
@@ -308,8 +387,10 @@ def read_scheduled_model(section: Fields | None) -> ScheduledModel | None:
     )
 
 
-def _check_written_model(section: Fields, counts: Mapping[int, int], model: ScheduledModel) -> None:
+def _check_written_model(section: Fields, counts: Mapping[int, int], others: int | None, model: ScheduledModel) -> None:
     """A file can contradict itself; that needs no model to see."""
+    if others is not None and others > model.experts >= 1:
+        section.problem(OTHERS, f"is {others}; the model section says {model.experts} experts")
     for first, last, count in count_runs(counts):
         where = format_blocks(range(first, last + 1))
         if last >= model.blocks >= 1:
@@ -330,17 +411,28 @@ def _read_source(section: Fields | None) -> ScheduleSource | None:
     )
 
 
+def _misfits(runs: Iterable[tuple[int, int, int]], others: int | None, facts: ModelFacts) -> list[Problem]:
+    problems = [misfit for run in runs for misfit in _range_misfits(*run, facts)]
+    if others is not None:
+        where = f"experts_used.{OTHERS}"
+        problems += [] if facts.is_moe else [Problem(where, f"{facts.name} is a dense model: no block routes")]
+        problems += _count_misfits(where, others, facts)
+    return problems
+
+
+def _count_misfits(where: str, count: int, facts: ModelFacts) -> list[Problem]:
+    if 1 <= count <= facts.experts or not facts.is_moe:
+        return []
+    return [Problem(where, f"is {count}", f"{facts.name} has {facts.experts} experts: 1 to {facts.experts}")]
+
+
 def _range_misfits(first: int, last: int, count: int, facts: ModelFacts) -> list[Problem]:
     where = f"experts_used.{format_blocks(range(first, last + 1))}"
     problems = []
     strangers = blocks_without_experts(range(first, last + 1), facts)
     if strangers:
         problems.append(Problem(where, strangers, _where_routed(facts)))
-    if not 1 <= count <= facts.experts and facts.is_moe:
-        problems.append(
-            Problem(where, f"is {count}", f"{facts.name} has {facts.experts} experts: 1 to {facts.experts}")
-        )
-    return problems
+    return problems + _count_misfits(where, count, facts)
 
 
 def blocks_without_experts(blocks: Iterable[int], facts: ModelFacts) -> str:
@@ -349,7 +441,9 @@ def blocks_without_experts(blocks: Iterable[int], facts: ModelFacts) -> str:
     beyond = {block for block in wrong if block >= facts.blocks}
     said = []
     if beyond:
-        said.append(f"{facts.name} has no block {format_blocks(beyond)}")
+        are = "is" if len(beyond) == 1 else "are"
+        there = f"{facts.blocks} blocks (0-{facts.blocks - 1})" if facts.blocks > 1 else "1 block (0)"
+        said.append(f"{facts.name} has {there}; {format_blocks(beyond)} {are} none")
     if wrong - beyond:
         said.append(f"block {format_blocks(wrong - beyond)} of {facts.name} has no routed experts to choose from")
     return "; ".join(said)
@@ -358,7 +452,7 @@ def blocks_without_experts(blocks: Iterable[int], facts: ModelFacts) -> str:
 def _where_routed(facts: ModelFacts) -> str:
     if not facts.is_moe:
         return "it is a dense model"
-    return f"it has {facts.blocks} blocks; experts to choose from are in {format_blocks(facts.routed_blocks)}"
+    return f"experts to choose from are in {format_blocks(facts.routed_blocks)}"
 
 
 def _present(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - scalars of a YAML file

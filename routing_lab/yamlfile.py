@@ -255,6 +255,11 @@ class Fields:
         where = self.path if key == "" else self.at(key)
         self._root._problems.append(Problem(where, what, remedy))  # noqa: SLF001 - the root is of this class
 
+    @property
+    def faulty(self) -> bool:
+        """Whether something in the file was found wrong by now."""
+        return bool(self._root._problems)  # noqa: SLF001 - the root is of this class
+
     def has(self, key: str) -> bool:
         """Whether the key is there, whatever its value. Does not count as reading it."""
         return key in self.values

@@ -26,11 +26,12 @@ sources = st.builds(
     ScheduleSource, names, st.none() | st.floats(0, 1e6, allow_nan=False), st.none() | st.sampled_from(STATUSES)
 )
 schedules = st.builds(
-    lambda name, counts, model, source: Schedule(name, tuple(sorted(counts.items())), model, source),
+    lambda name, counts, *more: Schedule(name, tuple(sorted(counts.items())), *more),
     names,
     counts,
     st.none() | models,
     st.none() | sources,
+    st.none() | st.integers(1, 300),
 )
 
 
@@ -153,6 +154,50 @@ def test_a_listed_block_for_multi_token_prediction_changes_nothing() -> None:
     assert Schedule.from_counts("s", dict.fromkeys(range(6), 4)).key(facts) == "0-4:4"
 
 
+def test_all_means_every_routed_block_that_is_not_listed() -> None:
+    facts = make_facts({1: 8, 2: 8, 3: 8}, blocks=6, mtp=(5,))  # blocks 0 and 4 are dense
+    schedule = Schedule.from_yaml("schedule: s\nexperts_used: {all: 4, 2: 6}\n")
+    assert schedule.resolve(facts) == {1: 4, 2: 6, 3: 4}
+    assert schedule.total(facts) == 14
+    assert schedule.completed(facts) == Schedule("s", ((1, 4), (2, 6), (3, 4)), ScheduledModel.of(facts))
+    assert Schedule.from_yaml("schedule: s\nexperts_used: {all: 4}\n").uniform_count(facts) == 4
+
+
+def test_a_count_for_all_blocks_is_held_to_the_same_rules() -> None:
+    assert problems("schedule: s\nexperts_used: {all: 0}\n") == [
+        "experts_used.all: is 0; a block consults at least 1 expert"
+    ]
+    assert problems("schedule: s\nexperts_used: {all: x}\n") == [
+        "experts_used.all: is the text 'x', not a whole number of experts"
+    ]
+    stated = "schedule: s\nmodel: {architecture: a, blocks: 9, experts: 8}\nexperts_used: {all: 9}\n"
+    assert problems(stated) == ["experts_used.all: is 9; the model section says 8 experts"]
+    assert "experts_used.all: is 17 (Testling has 16 experts: 1 to 16)" in misfits(Schedule("s", (), others=17))
+    with pytest.raises(UserFileError, match=r"experts_used\.all: Testling is a dense model"):
+        Schedule("s", (), others=1).resolve(make_facts({}, experts=0, blocks=2))
+
+
+@pytest.mark.parametrize("counts", ["{0-32: 0}", "{0-5: 0, 6-32: 4}", "{0-32: x}"])
+def test_an_impossible_range_and_an_impossible_count_are_said_at_once(counts: str) -> None:
+    with pytest.raises(UserFileError) as caught:
+        Schedule.from_yaml(f"schedule: s\nexperts_used: {counts}\n", "s.yaml", FACTS)
+    assert len(caught.value.problems) == 2
+    assert "6-32 are none" in str(caught.value)
+    both = misfits(Schedule.from_yaml("schedule: s\nexperts_used: {0-32: 99}\n", "s.yaml", FACTS))
+    assert "6-32 are none" in both
+    assert "is 99" in both
+
+
+def test_facts_from_the_numbers_of_a_model_section_give_the_same_counts() -> None:
+    stated = ScheduledModel("qwen3moe", 6, 16, 8).facts()
+    assert stated is not None
+    schedule = Schedule.from_counts("s", {0: 4, 5: 2})
+    assert schedule.resolve(stated) == schedule.resolve(FACTS)
+    assert ScheduledModel.of(stated) == ScheduledModel.of(FACTS)
+    assert ScheduledModel("qwen3moe", 6, 16).facts() is None
+    assert ScheduledModel("qwen3moe", 6, 16, 17).facts() is None
+
+
 def test_counts_above_the_models_own_are_legal_up_to_all_experts() -> None:
     assert Schedule.from_counts("s", {0: 16}).resolve(FACTS)[0] == 16
     assert "experts_used.0: is 17 (Testling has 16 experts: 1 to 16)" in misfits(Schedule.from_counts("s", {0: 17}))
@@ -166,8 +211,8 @@ def test_blocks_without_experts_are_refused_by_name() -> None:
     facts = make_facts({1: 8, 2: 8}, blocks=4)
     message = misfits(Schedule.from_counts("s", {0: 4, 1: 4, 9: 4}), facts)
     assert "block 0 of Testling has no routed experts to choose from" in message
-    assert "Testling has no block 9" in message
-    assert "it has 4 blocks; experts to choose from are in 1-2" in message
+    assert "Testling has 4 blocks (0-3); 9 is none (experts to choose from are in 1-2)" in message
+    assert "6-32 are none" in misfits(Schedule.from_counts("s", dict.fromkeys(range(33), 4)))
 
 
 def test_a_dense_model_takes_no_schedule_but_the_empty_one() -> None:

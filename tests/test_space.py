@@ -177,7 +177,7 @@ def test_everything_that_does_not_fit_the_model_is_listed() -> None:
     assert "counts: 17 is more than the 16 experts there are" in message
     assert "bands[0]: block 0 of Testling has no routed experts" in message
     assert "bands[1]: runs only for multi-token prediction" in message
-    assert "fixed.9: Testling has no block 9" in message
+    assert "fixed.9: Testling has 4 blocks (0-3); 9 is none" in message
     assert "fixed.9: 20 is more than the 16 experts there are" in message
 
 

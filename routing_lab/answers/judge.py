@@ -17,6 +17,7 @@ integer, nor ``22/7`` a decimal. Whatever cannot be decided within ``limits`` is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from types import TracebackType
@@ -125,6 +126,17 @@ def validate_expected(expected: str, answer_type: AnswerType, places: int | None
     _wanted(expected, answer_type, places)
 
 
+_AS_WORDS: Final = "words are compared by the type text"
+_WAYS_OUT: Final[Mapping[AnswerType, str]] = {
+    "integer": f"write it in digits, as 4 or -12; {_AS_WORDS}",
+    "rational": f"write it in digits, as 3/4; {_AS_WORDS}",
+    "decimal": f"write it in digits, as 0.75; {_AS_WORDS}",
+    "expression": f"write it in plain notation or LaTeX, in its simplest form; {_AS_WORDS}",
+    "choice": "write the letter or digit of one choice, as B",
+    "text": "write the text itself",
+}
+
+
 @lru_cache(maxsize=4096)
 def _wanted(expected: str, answer_type: AnswerType, places: int | None) -> Fraction | str | Node:
     """Read the expected answer once per probe; the ValueError is what ``validate_expected`` raises."""
@@ -137,7 +149,7 @@ def _wanted(expected: str, answer_type: AnswerType, places: int | None) -> Fract
     if isinstance(value, Reason):
         # The value is wrong, not its Python type: a ValueError, as validate_expected promises.
         raise ValueError(  # noqa: TRY004
-            f"the answer {expected[:60]!r} is no {answer_type} ({value}); write it in its simplest form",
+            f"the answer {expected[:60]!r} is no {answer_type} ({value}); {_WAYS_OUT[answer_type]}",
         )
     if answer_type == "integer" and isinstance(value, Fraction) and value.denominator != 1:
         raise ValueError(f"the answer {expected[:60]!r} is no integer; its type is rational or decimal")

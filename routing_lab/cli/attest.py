@@ -44,9 +44,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the counts; exit code 4 where they cannot be read, or are not the wanted ones."""
     from routing_lab.runtime.router import ServedRouter, served_at
-    from routing_lab.schedule import Schedule
 
-    wanted = Schedule.load(args.schedule) if args.schedule is not None else None
+    wanted = options.load_schedules([args.schedule])[0] if args.schedule is not None else None
     found = served_at(args.url)
     if isinstance(found, ServedRouter):
         return _run_router(args, found, wanted)
@@ -110,7 +109,7 @@ def _compare(wanted: Schedule, served: ServedSchedule) -> None:
     Raises:
         RuntimeUnsupportedError: Blocks of the graph that decodes have other counts; all of them are named.
     """
-    expected = dict(served.own) | dict(wanted.experts_used)
+    expected = wanted.over(dict(served.own))
     differing = {block: count for block, count in expected.items() if served.experts_used.get(block) != count}
     if differing:
         raise RuntimeUnsupportedError(f"process {served.process} {_difference(wanted.name, differing, served)}")

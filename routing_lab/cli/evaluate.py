@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from routing_lab.evaluate import EvaluateSettings, evaluate
     from routing_lab.report import evaluation_table
 
-    schedules = options.load_schedules(args.schedules)
+    facts = options.read_facts(args)
+    schedules = options.load_schedules(args.schedules, facts)
     _require_room(args)
     settings = EvaluateSettings(
         measure=options.measure_settings(args),
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     probes = options.probe_set(args)
     options.require_splits(probes, "gate")
     # A misfit is said before minutes are spent on loading and measuring.
-    options.check_fit(schedules, args.schedules, options.read_facts(args))
+    options.check_fit(schedules, args.schedules, facts)
     with options.open_runtime(args) as runtime, activity("loading the model") as say_doing:
         result = evaluate(runtime, probes, schedules, settings, on_progress=say_doing)
     if args.json:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
-from routing_lab.cli.files import check_outputs
-from routing_lab.cli.output import activity, print_json, progress_console, say_error
+from routing_lab.cli.files import check_outputs, write_output
+from routing_lab.cli.output import activity, print_json, progress_console, say, say_error
 from routing_lab.errors import NothingAcceptedError, RuntimeUnsupportedError, UsageError
 from routing_lab.interrupts import unwinding
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
 
-SHELL, GGUF = "shell", "gguf"
+SHELL, SCHEDULE, GGUF = "shell", "schedule", "gguf"
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -47,12 +47,15 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=(SHELL, "ini", "systemd", "compose", "python", GGUF),
+        choices=(SHELL, "ini", "systemd", "compose", "python", SCHEDULE, GGUF),
         default=SHELL,
-        help="a shell script, a models preset, a systemd user unit, a compose service, a Python program, or a copy of "
-        "the model with the counts in it, kept only where llama.cpp honours them by itself (default: %(default)s)",
+        help="a shell script, a models preset, a systemd user unit, a compose service, a Python program, the schedule "
+        "as a file (needs no model), or a copy of the model with the counts in it, kept only where llama.cpp honours "
+        "them by itself (default: %(default)s)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="GGUF", help="file to write with --format gguf")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file to write with --format gguf, or with --format schedule"
+    )
     parser.add_argument(
         "--rpc",
         action="append",
@@ -87,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     from routing_lab.export.forms import FORMATS
 
     _check(args)
+    if args.format == SCHEDULE:
+        return _schedule(args)
     probes = options.probe_set(args) if args.prove else None
     facts = options.read_facts(args)
     result = _export(args, facts)
@@ -118,8 +123,12 @@ def _check(args: argparse.Namespace) -> None:
     """
     if args.certificate is None and args.schedule is None:
         raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
-    if (args.format == GGUF) is (args.output is None):
-        raise UsageError("--format gguf writes a file and needs -o FILE; every other form is printed, without -o")
+    if args.format == GGUF and args.output is None:
+        raise UsageError("--format gguf writes a file and needs -o FILE")
+    if args.format not in {GGUF, SCHEDULE} and args.output is not None:
+        raise UsageError("-o is for --format gguf and --format schedule; every other form is printed")
+    if args.format == SCHEDULE and (args.schedule or args.prove or args.rpc or args.port or args.unvalidated):
+        raise UsageError("--format schedule writes the schedule of a certificate; give nothing but that and -o")
     if args.format == GGUF and args.prove:
         raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
 
@@ -139,6 +148,24 @@ def _printable(text: str) -> str:
             f"the export names a file with {wrong!r} in its path, which {encoding} text cannot hold: rename the file"
         ) from None
     return text
+
+
+def _schedule(args: argparse.Namespace) -> int:
+    """Print or write a certificate's schedule as a file of its own."""
+    from routing_lab.certificate import Certificate
+
+    check_outputs(args)
+    schedule = options.certified_schedule(Certificate.load(args.certificate))
+    text = schedule.to_yaml()
+    if args.output is not None:
+        write_output(args.output, text.encode())
+    if args.json:
+        print_json({"schedule": schedule.name, "file": args.output, "yaml": text})
+    elif args.output is None:
+        print(text, end="")
+    else:
+        say(f"schedule: {args.output}")
+    return 0
 
 
 def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:

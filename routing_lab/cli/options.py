@@ -9,6 +9,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from routing_lab.errors import Problem, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
 if TYPE_CHECKING:
+    from routing_lab.certificate import Certificate
     from routing_lab.measure import MeasureSettings
     from routing_lab.model import ModelFacts
     from routing_lab.placement import Placement
@@ -391,17 +393,43 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
 Check = Callable[[], object]
 
 
-def load_schedules(paths: list[Path]) -> list[Schedule]:
-    """Every schedule file, or every problem of every file at once."""
+def load_schedules(paths: list[Path], facts: ModelFacts | None = None) -> list[Schedule]:
+    """Every schedule file, or every problem of every file at once; of a certificate, the schedule that it is about.
+
+    With ``facts`` a file that is bad also says what in it does not fit the model.
+    """
     schedules: list[Schedule] = []
-    collect_problems([partial(_append_loaded, schedules, path) for path in paths])
+    collect_problems([partial(_append_loaded, schedules, path, facts) for path in paths])
     return schedules
 
 
-def _append_loaded(schedules: list[Schedule], path: Path) -> None:
-    from routing_lab.schedule import Schedule
+def _append_loaded(schedules: list[Schedule], path: Path, facts: ModelFacts | None) -> None:
+    from routing_lab.schedule import Schedule, is_certificate
+    from routing_lab.yamlfile import read_text
 
-    schedules.append(Schedule.load(path))
+    text = read_text(path)  # once: standard input is there only once
+    if is_certificate(text):
+        from routing_lab.certificate import Certificate
+
+        schedules.append(certified_schedule(Certificate.from_yaml(text, str(path))))
+    else:
+        schedules.append(Schedule.from_yaml(text, str(path), facts))
+
+
+def certified_schedule(certificate: Certificate) -> Schedule:
+    """The schedule of a certificate as its own file would have it: with its model, and where it comes from."""
+    from routing_lab.overrides import parse_experts
+    from routing_lab.schedule import ScheduledModel, ScheduleSource
+
+    model = certificate.model
+    own = set(parse_experts(model.experts_used).values())
+    return replace(
+        certificate.schedule.schedule,
+        model=ScheduledModel(model.architecture, model.blocks, model.experts, own.pop() if len(own) == 1 else None),
+        source=ScheduleSource(
+            f"certificate of {certificate.created}", round(certificate.speed.candidate_tokens_per_s, 1), "correct"
+        ),
+    )
 
 
 def check_fit(schedules: list[Schedule], paths: list[Path], facts: ModelFacts) -> None:

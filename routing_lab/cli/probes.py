@@ -69,7 +69,26 @@ def _add_import(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
     importer.add_argument("--places", type=options.non_negative, metavar="N", help="decimal places of decimal answers")
     importer.add_argument("--choices", metavar="COLUMN", help="column with the list of choices")
     importer.add_argument("--answer-regex", metavar="RE", help="where the answer stands in its column; last match")
-    importer.add_argument("--template", metavar="TEXT", help="prompt, with {question} and, for choices, {choices}")
+    importer.add_argument(
+        "--prompt",
+        choices=("chat", "raw"),
+        help="chat: through the model's own template; raw: the question as it stands, line breaks at its end too "
+        "(default: the recipe's, or chat)",
+    )
+    wording = importer.add_mutually_exclusive_group()
+    wording.add_argument(
+        "--template",
+        metavar="TEXT",
+        help="prompt, with {question} and, for choices, {choices} (default: the recipe's; else question and choices, "
+        "and of chat prompts a request to end with 'Answer: ...')",
+    )
+    wording.add_argument("--bare", action="store_true", help="leave the question as it is, without that request")
+    importer.add_argument(
+        "--max-tokens",
+        type=options.positive,
+        metavar="N",
+        help="budget of a completion (default: the recipe's, or 1024)",
+    )
     importer.add_argument("--limit", type=options.positive, metavar="N", help="probes to make (default: all)")
     importer.add_argument("--seed", type=options.non_negative, default=0, metavar="N", help="default: %(default)s")
     importer.add_argument(
@@ -153,7 +172,7 @@ def run_import(args: argparse.Namespace) -> int:
     write_output(args.output, result.probe_set.to_yaml().encode())
     gate = len(result.probe_set.split("gate"))
     if args.json:
-        rejections = [{"row": one.row, "reason": one.reason} for one in result.rejections]
+        rejections = [{"row": one.row, "where": one.where, "reason": one.reason} for one in result.rejections]
         counts = {"rows": result.rows, "examined": result.examined, "gate": gate}
         counts["holdout"] = len(result.probe_set.items) - gate
         print_json({"file": args.output, "digest": result.probe_set.digest} | counts | {"rejected": rejections})
@@ -163,7 +182,7 @@ def run_import(args: argparse.Namespace) -> int:
     for reason, times in result.reasons().items():
         say(f"  {times} times: {reason}")
     for rejection in result.rejections[: args.rejected]:
-        say(f"  row {rejection.row}: {rejection.reason}")
+        say(f"  {rejection.where}: {rejection.reason}")
     return 0
 
 
@@ -175,7 +194,7 @@ def _recipe(args: argparse.Namespace) -> Recipe | None:
     """
     from dataclasses import replace
 
-    from routing_lab.probes.dataset import RECIPES, Recipe, is_single_file
+    from routing_lab.probes.dataset import RECIPES, Recipe, bare_template, is_single_file
 
     if (args.config or args.split) and is_single_file(args.source):
         raise UsageError(f"{args.source} is a single file: --config and --split choose a part of a data set or folder")
@@ -192,8 +211,12 @@ def _recipe(args: argparse.Namespace) -> Recipe | None:
         "choices": args.choices,
         "answer_regex": args.answer_regex,
         "template": args.template,
+        "prompt": args.prompt,
+        "max_tokens": args.max_tokens,
     }
     given = {name: value for name, value in given.items() if value is not None}
+    if args.bare:
+        given["template"] = bare_template(args.choices or (RECIPES[named].choices if named else None))
     if named is not None:
         return replace(RECIPES[named], **given)
     if not given:

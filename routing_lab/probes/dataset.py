@@ -32,6 +32,7 @@ __all__ = [
     "DatasetImport",
     "Recipe",
     "Rejection",
+    "bare_template",
     "import_probes",
     "is_single_file",
     "load_rows",
@@ -46,6 +47,16 @@ _ENDING = "Work it out step by step. Then write the final answer on a line of it
 _NUMBER = "{question}\n\n" + _ENDING + "N`."
 _BOXED = "{question}\n\n" + _ENDING + r"\boxed{...}`."
 _CHOICE = "{question}\n\n{choices}\n\n" + _ENDING + "X`, where X is the letter of the right choice."
+
+_DECLARED: Mapping[AnswerType, str] = {
+    "integer": "number",
+    "rational": "number",
+    "decimal": "number",
+    "expression": "expression",
+    "choice": "letter",
+    "text": "text",
+}
+"""What a prompt asks for behind "Answer:"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,10 @@ class Recipe:
         answer_regex: Where the answer stands in its column: the last match counts, and of it group 1 (without groups,
             all of it). ``None``: the whole field.
         choices: Column with the list of choices (of a ``choice`` question); they are labelled A, B, C, ...
-        template: The prompt; ``{question}`` and ``{choices}`` are replaced, other braces are left alone.
+        template: The prompt; ``{question}`` and ``{choices}`` are replaced, other braces are left alone. ``None``: the
+            question and its choices, and for ``chat`` a request to end with "Answer: ...", since only what is declared
+            counts. Afterwards it is the template itself.
+        prompt: ``chat``, or ``raw``: the question is then sent as it stands, blanks and line breaks at its ends too.
         max_tokens: Budget of a completion.
     """
 
@@ -76,27 +90,40 @@ class Recipe:
     answer_regex: str | None = None
     choices: str | None = None
     places: int | None = None
-    template: str = "{question}"
+    template: str | None = None
     prompt: PromptStyle = "chat"
     extract: Extract = "declared"
     max_tokens: int = 1024
 
     def __post_init__(self) -> None:
+        if self.template is None:
+            object.__setattr__(self, "template", bare_template(self.choices) + self._request())
         faults = [fault for fault in self._faults() if fault]
         if faults:
             raise UsageError(f"recipe {self.name}: " + "; ".join(faults))
+
+    def _request(self) -> str:
+        """The end of a prompt for which no template was given."""
+        wanted = _DECLARED.get(self.answer_type, "answer")
+        return "" if self.prompt == "raw" else f"\n\nEnd with 'Answer: <{wanted}>'."
 
     def _faults(self) -> Iterator[str]:
         if self.answer_type not in get_args(AnswerType):
             yield f"unknown answer type {self.answer_type!r}; known: {', '.join(get_args(AnswerType))}"
         if (self.places is None) == (self.answer_type == "decimal"):
             yield "decimal answers, and only they, need a number of places"
-        if "{question}" not in self.template:
+        template = self.template or ""
+        if "{question}" not in template:
             yield "the template has no {question}"
-        if (self.choices is not None) != ("{choices}" in self.template):
+        if (self.choices is not None) != ("{choices}" in template):
             yield "a column of choices and {choices} in the template go together"
         if self.answer_regex is not None:
             yield _regex_fault(self.answer_regex)
+
+
+def bare_template(choices: str | None) -> str:
+    """The question, with its choices where there is a column of them, and nothing else."""
+    return "{question}" if choices is None else "{question}\n\n{choices}"
 
 
 def _regex_fault(pattern: str) -> str:
@@ -182,9 +209,14 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A row that could not be made into a probe; ``row`` counts from 0 in the source."""
+    """A row that could not be made into a probe.
+
+    ``row`` counts from 0 in the source, as in the ids of probes; ``where`` is for people: the line of the file that it
+    begins in (``line 3``; the header is line 1), or ``row 3`` of a source without lines, counted from 1.
+    """
 
     row: int
+    where: str
     reason: str
 
 
@@ -235,7 +267,7 @@ def import_probes(
     rows = load_rows(source, recipe)
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)  # noqa: S311 - a sample, not a secret
-    probes, rejections, examined = _convert(rows, order, recipe, limit)
+    probes, rejections, examined = _convert(rows, order, recipe, limit, _row_names(source, len(rows)))
     if not probes:
         kinds = "; ".join(sorted({rejection.reason for rejection in rejections})[:5]) or "it has no rows"
         raise UserFileError(source, [Problem("", f"no row of {len(rows)} gives a probe: {kinds}")])
@@ -266,7 +298,7 @@ def import_probes(
 
 
 def _convert(
-    rows: list[Row], order: Iterable[int], recipe: Recipe, limit: int | None
+    rows: list[Row], order: Iterable[int], recipe: Recipe, limit: int | None, names: list[str]
 ) -> tuple[list[Probe], list[Rejection], int]:
     """Probes and rejections of the rows in ``order``, and how many rows were examined."""
     probes: list[Probe] = []
@@ -278,11 +310,11 @@ def _convert(
         try:
             probe = _probe(rows[row], row, recipe)
         except _RejectedError as rejected:
-            rejections.append(Rejection(row, str(rejected)))
+            rejections.append(Rejection(row, names[row], str(rejected)))
             continue
         if (earlier := row_of_prompt.setdefault(probe.prompt, row)) != row:
             # It would be counted twice, or leak from the gate into the holdout.
-            rejections.append(Rejection(row, f"same question as another row: {earlier}"))
+            rejections.append(Rejection(row, names[row], f"same question as another row: {names[earlier]}"))
             continue
         probes.append(probe)
     return probes, rejections, len(rows)
@@ -293,12 +325,12 @@ class _RejectedError(Exception):
 
 
 def _probe(row: Row, index: int, recipe: Recipe) -> Probe:
-    question = _field(row, recipe.question)
+    question = _field(row, recipe.question, stripped=recipe.prompt != "raw")
     choices = _choices(row, recipe)
     answer = _letter(row, recipe, choices) if choices else _answer(row, recipe)
     values = {"{question}": question, "{choices}": "\n".join(f"{letter}. {text}" for letter, text in choices.items())}
     # In one pass, so that a question that contains "{choices}" stays as it is.
-    prompt = re.sub(r"\{question\}|\{choices\}", lambda match: values[match[0]], recipe.template)
+    prompt = re.sub(r"\{question\}|\{choices\}", lambda match: values[match[0]], recipe.template or "")
     try:
         return Probe(
             id=f"{_slug(recipe.name)}-{index:05d}",
@@ -352,7 +384,7 @@ def _letter(row: Row, recipe: Recipe, choices: Mapping[str, str]) -> str:
     raise _RejectedError(f"answer is none of the choices: {answer[:60]!r}")
 
 
-def _field(row: Row, column: str) -> str:
+def _field(row: Row, column: str, *, stripped: bool = True) -> str:
     value = row.get(column)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _RejectedError(f"{column} is no text or number: {type(value).__name__}")
@@ -361,8 +393,8 @@ def _field(row: Row, column: str) -> str:
             raise _RejectedError(f"{column} is no finite number: {value}")
         # A column with one fraction in it turns its whole numbers into 42.0.
         value = int(value) if value.is_integer() else repr(value)
-    text = str(value).strip()
-    if not text:
+    text = str(value).strip() if stripped else str(value)
+    if not text.strip():
         raise _RejectedError(f"{column} is blank")
     if len(text) > MAX_FIELD_CHARACTERS:
         raise _RejectedError(f"{column} is too long: {len(text)} characters")
@@ -408,6 +440,43 @@ def is_single_file(source: str) -> bool:
     if path.is_dir():
         return False
     return path.suffix.lower() in _FORMATS or (path.exists() and source not in RECIPES)
+
+
+def _row_names(source: str, rows: int) -> list[str]:
+    """What messages call each row: by line of the file where lines can be told, else by number, from 1."""
+    path = Path(source)
+    lines = _first_lines(path, _FORMATS[path.suffix.lower()]) if is_single_file(source) else []
+    # The reader of a format may leave out what we count as a row, or the other way round: then no line is surely right.
+    return [f"line {line}" for line in lines] if len(lines) == rows else [f"row {row + 1}" for row in range(rows)]
+
+
+def _first_lines(path: Path, kind: str) -> list[int]:
+    """The line that each row of a file begins in, the first one being 1; a row of a CSV file may have several."""
+    if kind == "parquet":
+        return []
+    with path.open(encoding="utf-8-sig", errors="replace", newline="" if kind == "csv" else None) as file:
+        if kind == "json":
+            return [number for number, line in enumerate(file, start=1) if line.strip()]
+        begin, found = 1, []
+        with _long_fields():
+            for fields in (reader := csv.reader(file, delimiter=_separator(path))):
+                if "".join(fields).strip() or len(fields) > 1:  # a blank line is no row
+                    found.append(begin)
+                begin = reader.line_num + 1
+    return found[1:]
+
+
+def _separator(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
+
+
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
+    before = csv.field_size_limit(_MOST_CSV_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _folder_rows(path: Path, recipe: Recipe) -> list[Row]:
@@ -457,18 +526,15 @@ def _local_rows(path: Path, recipe: Recipe) -> list[Row]:
 
 def _csv_options(path: Path, datasets: ModuleType) -> dict[str, Any]:
     """Options under which every column is read as text: guessing types would turn 007 into 7 and 0.50 into 0.5."""
-    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    separator = _separator(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, delimiter=separator)
         header = next(lines, [])
         if len(set(header)) < len(header) or not header:
             raise ValueError("the first line has to name every column, each once")
         # The library would take the first fields of such a line for its name, and each column for the one before.
-        before = csv.field_size_limit(_MOST_CSV_FIELD)
-        try:
+        with _long_fields():
             too_many = any(len(fields) > len(header) for fields in lines)
-        finally:
-            csv.field_size_limit(before)
     if too_many:
         what = f"line {lines.line_num} has more fields than the {len(header)} columns that the first line names"
         raise ValueError(f"{what}; a text with {separator!r} in it belongs in quotes")

@@ -201,11 +201,12 @@ def published_frame(schedules: Sequence[Schedule]) -> pd.DataFrame:
     rows = []
     for schedule in schedules:
         rate, status = _published(schedule) or (0.0, "")
+        rest = "" if schedule.others is None else f"all:{schedule.others}"
         rows.append(
             {
                 "schedule": schedule.name,
                 "stage": "published",
-                "experts_used": format_counts(dict(schedule.experts_used)),
+                "experts_used": ",".join(filter(None, [format_counts(dict(schedule.experts_used)), rest])),
                 "speed_ratio": rate / baseline_rate,
                 "tokens_per_s": rate,
                 "status": status,
@@ -223,7 +224,8 @@ def _published(schedule: Schedule) -> tuple[float, str] | None:
 
 def _is_baseline(schedule: Schedule) -> bool:
     own = None if schedule.model is None else schedule.model.experts_used
-    return own is not None and all(count == own for _, count in schedule.experts_used)
+    counts = {*dict(schedule.experts_used).values(), schedule.others or own}
+    return own is not None and counts == {own}
 
 
 def _figure_1_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

@@ -82,7 +82,7 @@ def test_every_shipped_schedule_passes_the_check(capsys: pytest.CaptureFixture[s
 
 
 def test_a_schedule_of_another_model_is_refused_with_every_file_named(capsys: pytest.CaptureFixture[str]) -> None:
-    error = fails(capsys, 3, "schedule", "check", *FIGURE_1)
+    error = fails(capsys, 3, "schedule", "check", "--model", demo.model_path(), *FIGURE_1)
     assert all(path.name in error or path.stem in error for path in FIGURE_1)
 
 

@@ -184,7 +184,7 @@ def test_a_library_that_the_loader_cannot_name_is_a_usage_error(facts: ModelFact
 
 
 def test_a_schedule_that_does_not_fit_is_refused_even_unvalidated(facts: ModelFacts) -> None:
-    with pytest.raises(UserFileError, match="has no block 4"):
+    with pytest.raises(UserFileError, match="4 is none"):
         export(facts, schedule=schedule(4, 4, 4, 4, 4), library=LIBRARY, unvalidated=True)
 
 

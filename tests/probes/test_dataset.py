@@ -16,6 +16,7 @@ from routing_lab.errors import UsageError, UserFileError
 from routing_lab.probes.dataset import MAX_FIELD_CHARACTERS, RECIPES, DatasetImport, Recipe, import_probes
 
 PLAIN = Recipe(name="plain", question="q", answer="a", answer_type="integer")
+REQUEST = "\n\nEnd with 'Answer: <number>'."
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def reasons(done: DatasetImport) -> dict[int, str]:
 def test_every_format_gives_the_same_probes(tmp_path: Path, write) -> None:
     done = import_probes(write(tmp_path, sums(6)), PLAIN)
     assert {(probe.id, probe.prompt, probe.answer) for probe in done.probe_set.items} == {
-        (f"plain-{i:05d}", f"{i}+1=?", str(i + 1)) for i in range(6)
+        (f"plain-{i:05d}", f"{i}+1=?{REQUEST}", str(i + 1)) for i in range(6)
     }
 
 
@@ -116,7 +117,8 @@ def test_a_line_of_more_fields_than_there_are_columns_is_refused_and_not_shifted
     with pytest.raises(UserFileError, match="line 3 has more fields than the 2 columns that the first line names"):
         import_probes(str(file), PLAIN)
     file.write_text('q,a\n2+2,4\n"What is 1,000+1?",1001\n')
-    assert {probe.prompt for probe in import_probes(str(file), PLAIN).probe_set.items} == {"2+2", "What is 1,000+1?"}
+    prompts = {probe.prompt for probe in import_probes(str(file), PLAIN).probe_set.items}
+    assert prompts == {f"2+2{REQUEST}", f"What is 1,000+1?{REQUEST}"}
 
 
 @pytest.mark.parametrize(
@@ -329,6 +331,41 @@ def test_a_template_replaces_its_names_once_and_leaves_other_braces_alone(tmp_pa
     assert probe.prompt == r"What is {question}{choices}? Use \boxed{}. {x}"
 
 
+@pytest.mark.parametrize(
+    ("changes", "prompt"),
+    [
+        ({}, "What?\n\nEnd with 'Answer: <number>'."),
+        ({"template": "{question}"}, "What?"),
+        ({"prompt": "raw"}, " What?\n"),
+        ({"choices": "c", "answer_type": "choice"}, "What?\n\nA. 1\nB. 2\n\nEnd with 'Answer: <letter>'."),
+        ({"choices": "c", "answer_type": "choice", "prompt": "raw"}, " What?\n\n\nA. 1\nB. 2"),
+    ],
+)
+def test_a_chat_prompt_asks_for_a_declaration_and_a_raw_one_stays_as_it_is(tmp_path: Path, changes, prompt) -> None:
+    recipe = Recipe(**{"name": "t", "question": "q", "answer": "a", "answer_type": "integer", **changes})
+    (probe,) = import_probes(jsonl(tmp_path, [{"q": " What?\n", "a": 1, "c": ["1", "2"]}]), recipe).probe_set.items
+    assert probe.prompt == prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("t.csv", 'q,a\n"two\nlines",1\n\nbad?,four\ngood?,4\n', "line 5"),
+        ("t.tsv", "q\ta\ngood?\t4\nbad?\tfour\n", "line 3"),
+        ("t.jsonl", '{"q": "good?", "a": "4"}\n\n{"q": "bad?", "a": "four"}\n', "line 3"),
+        ("t.json", '[{"q": "good?", "a": "4"},\n{"q": "better?", "a": "4"},\n\n{"q": "bad?", "a": "four"}\n]', "row 3"),
+    ],
+)
+def test_a_rejected_row_is_named_by_its_line_where_there_are_lines(
+    tmp_path: Path, name: str, content: str, where: str
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    (rejection,) = import_probes(str(tmp_path / name), PLAIN).rejections
+    assert rejection.where == where
+    assert "'four'" in rejection.reason
+    assert "write it in digits" in rejection.reason
+
+
 @pytest.mark.parametrize("name", ["my questions (v2)", "_private", "问题", "x" * 300])
 def test_any_name_gives_ids(tmp_path: Path, name: str) -> None:
     recipe = Recipe(name=name, question="q", answer="a", answer_type="integer")
@@ -384,7 +421,7 @@ def test_an_option_out_of_range_is_a_usage_error(options) -> None:
         ({"answer_type": "decimal"}, "need a number of places"),
         ({"places": 2}, "need a number of places"),
         ({"template": "no question"}, "has no {question}"),
-        ({"choices": "c"}, "go together"),
+        ({"choices": "c", "template": "{question}"}, "go together"),
         ({"template": "{question} {choices}"}, "go together"),
     ],
 )
