@@ -100,13 +100,15 @@ class Transcripts:
     ) -> Transcripts:
         """Apply the model's own counts and decode every probe.
 
-        A probe on which the model's process is lost has an outcome and no transcript. Raises as ``Runtime.apply``.
+        A probe on which the model's process is lost twice has an outcome and no transcript. Raises as ``Runtime.apply``.
         """
         runtime.apply(Schedule.baseline(runtime.facts))
         kept: dict[str, tuple[str, Generation]] = {}
         outcomes = []
         for probe in probes:
             outcome = _decoded(runtime, probe_set, probe, judge, kept)
+            if outcome.status is Status.RUNTIME_ERROR:  # perhaps something else killed the process
+                outcome = _decoded(runtime, probe_set, probe, judge, kept)
             outcomes.append(outcome)
             if progress:
                 progress(outcome)

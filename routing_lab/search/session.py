@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -288,9 +288,17 @@ class Session:
             self._write(trial, record)
             self._tell(trial.number, record)
             self._history.add(record)
+        self._ask_again(record, trial.params)
         if not record.is_single_cut:
             self._trial_seconds += time.monotonic() - begun
         return record
+
+    def _ask_again(self, record: TrialRecord, params: Mapping[str, int]) -> None:
+        """Line a schedule up again on which the process was lost for the first time: it may have been killed."""
+        point = self._dimensions.point_of(record.schedule)
+        lost = record.ending is Ending.RUNTIME_ERROR and not record.is_single_cut
+        if lost and point is not None and point not in self._history.taken:
+            self._study.enqueue_trial(dict(params), user_attrs={ORIGIN: record.origin})
 
     def _screened(self, blank: TrialRecord, baseline: BaselineRecord) -> TrialRecord:
         """Both tests, the one first that rejects more for its time; the other where the question is still open."""

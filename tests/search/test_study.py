@@ -243,6 +243,23 @@ def test_a_process_lost_in_a_trial_marks_the_trial_and_the_study_goes_on(
     assert len(result.study.evaluated) == 8
 
 
+@pytest.mark.parametrize("at", [1, 7])
+def test_what_was_killed_once_is_asked_again_and_nothing_is_missing(facts: ModelFacts, storage: Path, at: int) -> None:
+    asked = 0
+
+    def killed(request: str, _counts: object) -> bool:
+        nonlocal asked
+        asked += request == "generate"
+        return request == "generate" and asked == at  # of the baseline, or of the first trial after its four probes
+
+    calm = run(facts, storage.with_name("calm.db"), runners_up=None, verify=False)
+    torn = run(facts, storage, runtime=make_runtime(facts, fail=killed), runners_up=None, verify=False)
+    lost = [trial.key for trial in torn.study.trials if trial.ending is Ending.RUNTIME_ERROR]
+    assert len(lost) == (at > 4)
+    verdicts = [{one.key: one.verdict.result for one in study.evaluated} for study in (calm.study, torn.study)]
+    assert verdicts[0] == verdicts[1]
+
+
 def test_speed_measured_before_the_process_was_lost_is_kept(facts: ModelFacts, storage: Path) -> None:
     fatal = dict.fromkeys(range(4), 4)
     lost = run(facts, storage, runtime=dying(facts, "generate", lambda counts: counts == fatal)).study.trials[0]
