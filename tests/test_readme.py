@@ -137,6 +137,9 @@ def test_the_demo_model_answers_the_prompts_that_the_page_says_it_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (text,) = [text for language, text in blocks(PROBES) if language == "yaml" and "prompt: raw" in text]
-    (tmp_path / "demo.yaml").write_text(text, encoding="utf-8")
-    assert main(["probes", "check", str(tmp_path / "demo.yaml"), "--threads", "1", "--json"]) == 0
-    assert all(split["passed"] == split["probes"] for split in json.loads(capsys.readouterr().out)["splits"])
+    chat = text.replace("prompt: raw", "prompt: chat").replace('"Q: ', '"').replace("=?\\n", "=?")
+    assert '"347+86=?"' in chat
+    for written in (text, chat):
+        (tmp_path / "demo.yaml").write_text(written, encoding="utf-8")
+        assert main(["probes", "check", str(tmp_path / "demo.yaml"), "--threads", "1", "--json"]) == 0
+        assert all(split["passed"] == split["probes"] for split in json.loads(capsys.readouterr().out)["splits"])
