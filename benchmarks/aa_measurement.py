@@ -48,9 +48,9 @@ def main() -> None:
     """Measure and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--most-rounds", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--most-rounds", type=int, default=48)
     parser.add_argument("--half-width", type=float, default=0.015)
     args = parser.parse_args()
     settings = MeasureSettings(

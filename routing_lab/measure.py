@@ -2,8 +2,9 @@
 
 **Rounds.** In every round each schedule decodes once, and the order turns around from round to round (A B, B A, ...;
 with more schedules A B C, C B A, ...). So a machine that warms up or slows down steadily favours nobody, and the
-schedule that ended a round begins the next without a switch. The first ``warmup_rounds`` are thrown away, always and
-unseen: that is where caches fill and the clock frequency settles.
+schedule that ended a round begins the next without a switch. A switch costs milliseconds, so many short rounds are
+better than a few long ones: what the machine does for a second then hits both sides. The first ``warmup_rounds`` are
+thrown away, always and unseen: that is where caches fill and the clock frequency settles.
 
 **The ratio.** Each round gives one log ratio. Their centre is the Hodges-Lehmann estimate, the median of all pairwise
 means (Walsh averages), and the interval is the one that belongs to Wilcoxon's signed-rank test (Hollander, Wolfe and
@@ -27,6 +28,7 @@ shared by the two sides of a ratio and do not spoil it, but they say that the ma
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -70,10 +72,10 @@ class MeasureSettings:
     ``half_width`` to either side of the ratio, as a share of it (``None``: no width is narrow enough).
     """
 
-    tokens: int = 128
-    rounds: int = 12
-    warmup_rounds: int = 1
-    prompt_tokens: int = 16
+    tokens: int = 32
+    rounds: int = 24
+    warmup_rounds: int = 2
+    prompt_tokens: int = 4
     confidence: float = 0.95
     most_rounds: int | None = None
     half_width: float | None = None
@@ -411,6 +413,7 @@ def _centre(values: Sequence[float], confidence: float) -> tuple[float, float, f
     return statistics.median(walsh), walsh[cut], walsh[-1 - cut]
 
 
+@functools.cache
 def _walsh_averages_outside(n: int, confidence: float) -> int:
     """How many Walsh averages lie beyond each end: k - 1 for the largest k with P(W < k) <= (1 - confidence) / 2.
 

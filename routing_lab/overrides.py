@@ -34,13 +34,16 @@ from routing_lab.schedule import Schedule, format_counts
 __all__ = [
     "CONTROL_ENV",
     "EXPERTS_ENV",
+    "OVERRIDE_NAME",
     "PRELOAD_ENV",
     "WATCH_ENV",
     "KvOverride",
     "ServerCommand",
     "argument_overrides",
+    "can_be_preloaded",
     "experts_setting",
     "merge_override_kv",
+    "other_preloads",
     "override_kv",
     "parse_argument_overrides",
     "parse_experts",
@@ -63,6 +66,8 @@ CONTROL_ENV: Final = "ROUTING_LAB_CONTROL"
 WATCH_ENV: Final = "ROUTING_LAB_WATCH"
 """Environment variable with an inherited descriptor: the server ends when its other end closes."""
 PRELOAD_ENV: Final = "LD_PRELOAD"
+OVERRIDE_NAME: Final = "expert_override"
+"""In the name of every file of the override library."""
 _DEFAULT_PORT: Final = 8080
 OVERRIDE_KV: Final = "--override-kv"
 _ARGUMENT_KEY: Final = "routing_lab.experts_used"
@@ -124,14 +129,28 @@ def parse_experts(text: str) -> dict[int, int]:
 def preload_environment(schedule: Schedule, facts: ModelFacts, library: Path) -> dict[str, str]:
     """The environment variables of the preload form.
 
-    Raises ``ValueError`` where ``LD_PRELOAD`` cannot name the library (the dynamic loader takes blanks and colons as
-    separators, without any way to quote them), ``UserFileError`` where the schedule does not fit.
+    Raises ``ValueError`` where ``LD_PRELOAD`` cannot name the library, ``UserFileError`` where the schedule does not
+    fit.
     """
-    if any(mark in str(library) for mark in " :\t\n"):
+    if not can_be_preloaded(library):
         raise ValueError(
-            f"LD_PRELOAD cannot name {str(library)!r}: move the library to a path without blanks and colons"
+            f"LD_PRELOAD cannot name {str(library)!r}: move the library to a path without blanks, colons and $"
         )
     return {PRELOAD_ENV: str(library), EXPERTS_ENV: render_experts(schedule, facts)}
+
+
+def can_be_preloaded(library: Path) -> bool:
+    """Whether ``LD_PRELOAD`` can name it.
+
+    Blanks and colons separate names there, the dynamic loader replaces ``$LIB`` and its kin, and nothing can be quoted.
+    """
+    return not any(mark in str(library) for mark in " :\t\n$")
+
+
+def other_preloads(text: str) -> str:
+    """``LD_PRELOAD`` without override libraries: a second one, of another version perhaps, would answer first."""
+    names = re.split(r"[ :]+", text)
+    return " ".join(name for name in names if name and OVERRIDE_NAME not in name.rpartition("/")[2])
 
 
 def render_control(generation: int, experts: str) -> str:

@@ -69,7 +69,8 @@ class ValidationProgress:
 class AcceptanceResult:
     """One schedule in the acceptance run: a validated result, never a screening one.
 
-    ``speed`` compares with the baseline. ``even_spread`` is ``None`` where the schedule is its own even spread.
+    ``speed`` compares with the baseline. ``even_spread`` is ``None`` where the schedule is its own even spread, and
+    ``even_spread_reasons`` are the objections to it.
     """
 
     schedule: Schedule
@@ -80,6 +81,7 @@ class AcceptanceResult:
     holdout_outcomes: tuple[Outcome, ...]
     even_spread: EvenSpread | None
     acceptance: Acceptance
+    even_spread_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class Validation:
 
     results: tuple[AcceptanceResult, ...]
     certificate: Certificate | None
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the baseline's rates say about the machine while each schedule was measured."""
+        return tuple(f"{one.schedule.name}: {said}" for one in self.results for said in one.speed.warnings())
 
     def require_certificate(self) -> Certificate:
         """The certificate. Raises ``NothingAcceptedError``, which says why each schedule was refused."""
@@ -197,6 +203,7 @@ class _AcceptanceRun:
         rates = self._rates(schedule, measured)
         speed = self._ratio(rates[1], rates[0])
         gate, holdout, acceptance = self._judged(answers, speed)
+        beside, reasons = (None, ()) if even is None or of_even is None else self._beside(even, of_even, rates)
         return AcceptanceResult(
             schedule=schedule,
             speed=speed,
@@ -204,8 +211,9 @@ class _AcceptanceRun:
             gate_outcomes=answers.gate,
             holdout=holdout,
             holdout_outcomes=answers.holdout,
-            even_spread=None if even is None or of_even is None else self._beside(even, of_even, rates),
+            even_spread=beside,
             acceptance=acceptance,
+            even_spread_reasons=reasons,
         )
 
     def _rates(self, schedule: Schedule, measured: Sequence[Schedule]) -> list[tuple[float, ...]]:
@@ -216,11 +224,13 @@ class _AcceptanceRun:
             self._doing(f"measuring {schedule.name} again: the model's process was lost")
             return measure_rates(self._runtime, measured, self._settings.measure)
 
-    def _beside(self, even: Schedule, answers: _Answers, rates: Sequence[Sequence[float]]) -> EvenSpread:
-        """The even spread, judged by the same rules from the same rounds."""
+    def _beside(
+        self, even: Schedule, answers: _Answers, rates: Sequence[Sequence[float]]
+    ) -> tuple[EvenSpread, tuple[str, ...]]:
+        """The even spread, judged by the same rules from the same rounds, and the objections to it."""
         speed = self._ratio(rates[2], rates[0])
         gate, holdout, acceptance = self._judged(answers, speed)
-        return EvenSpread(
+        spread = EvenSpread(
             schedule=self._certified(even),
             speed=speed,
             certified_over_even=self._ratio(rates[1], rates[2]),
@@ -228,6 +238,7 @@ class _AcceptanceRun:
             holdout=holdout,
             accepted=acceptance.accepted,
         )
+        return spread, acceptance.reasons
 
     def _ratio(self, candidate: Sequence[float], baseline: Sequence[float]) -> SpeedRatio:
         return SpeedRatio.from_rates(candidate, baseline, self._settings.measure.confidence)
@@ -241,6 +252,8 @@ class _AcceptanceRun:
         if speed.low > least:
             return gate, holdout, acceptance
         slow = f"speed: {speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f}) is not surely above {least:g}"
+        if speed.high > least:
+            slow += "; more --rounds or a quieter machine may tell"
         return gate, holdout, Acceptance(accepted=False, reasons=(*acceptance.reasons, slow))
 
     def _answers(self, schedule: Schedule) -> _Answers:

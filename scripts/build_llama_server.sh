@@ -13,6 +13,8 @@ digest=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 root=$(cd "$(dirname "$0")/.." && pwd)
 place=$root/.cache/llama.cpp-$version
 cache=${LLAMA_CPP_CACHE:-$place}
+case $cache in /*) ;; *) cache=$PWD/$cache ;; esac # the link is read from another folder
+while [ "$cache" != "${cache%/}" ]; do cache=${cache%/}; done
 python=${PYTHON:-python3}
 programs="llama-server llama-bench ggml-rpc-server"
 
@@ -27,7 +29,23 @@ fetch() {
         --dest "$work" --requirement "$work/requirement.txt" "$@"
 }
 
+# A folder may have been named by mistake, and hold anything; only a build is ever replaced.
+replaceable() {
+    case $(ls -A "$1") in
+        "") ;;
+        bin) test -e "$1/bin/llama-server" ;;
+        *) return 1 ;;
+    esac
+}
+
 mkdir -p "$root/.cache" "$(dirname "$cache")"
+if [ -L "$cache" ] && [ ! -e "$cache" ]; then
+    rm "$cache"
+fi
+if [ -e "$cache" ] && ! complete "$cache" && ! replaceable "$cache"; then
+    echo "$cache holds something else than a build of llama.cpp: name a folder that is new or empty" >&2
+    exit 2
+fi
 if [ "$cache" != "$place" ]; then
     if [ -e "$place" ] && [ ! -L "$place" ]; then
         echo "$place is a build of its own: remove it, or leave LLAMA_CPP_CACHE unset" >&2
@@ -86,6 +104,7 @@ mkdir -p "$work/new"
 cp -a "$work/build/bin" "$work/new/"
 complete "$work/new"
 "$work/new/bin/llama-server" --version
-rm -rf "$cache"
-mv "$work/new" "$cache"
+mkdir -p "$cache"
+rm -rf "$cache/bin"
+mv "$work/new/bin" "$cache/bin"
 rm -rf "$work"

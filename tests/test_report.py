@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,9 +149,45 @@ def test_figure_1_has_for_each_schedule_ratio_interval_rate_and_status(lab: Lab)
     for row in (lab.evaluation.baseline, *lab.evaluation.rows):
         (line,) = (line for line in text.splitlines() if line.startswith(f"{row.schedule.name} "))
         assert row.speed is not None
-        for cell in (f"{row.speed.ratio:.3f}", f"[{row.speed.low:.3f}", f"{row.speed.candidate_tokens_per_s:.1f}"):
+        for cell in (f"{row.speed.ratio:.3f}", f"[{row.speed.low:.3f}", f"{row.speed.candidate_tokens_per_s:,.1f}"):
             assert cell in line
-        assert ("12/12 correct" if row.verdict.failed == 0 else f"wrong answer: {row.verdict.failures[0]}") in line
+        assert ("12/12 correct" if row.verdict.failed == 0 else f"{row.verdict.failed} of 12 wrong") in line
+
+
+def test_a_name_that_does_not_fit_stands_above_its_row_and_no_row_takes_two_lines(lab: Lab) -> None:
+    long = "a-schedule-with-a-long-name"
+    named = replace(
+        lab.evaluation,
+        rows=tuple(replace(row, schedule=replace(row.schedule, name=long)) for row in lab.evaluation.rows),
+    )
+    lines = shown(report.evaluation_table(named), 80).splitlines()
+    at = [number for number, line in enumerate(lines) if line.rstrip() == long]
+    assert len(at) == len(named.rows)
+    assert all("12" in lines[number + 1] and "[" in lines[number + 1] for number in at)
+    assert sum(line.startswith(f"{long} ") for line in shown(report.evaluation_table(named), 160).splitlines()) == 3
+
+
+def test_seconds_of_one_table_have_as_many_decimals_in_every_row(lab: Lab) -> None:
+    seconds = re.findall(r"(\d\S*) +[✓✗]", shown(report.evaluation_table(lab.evaluation), 160))
+    assert len(seconds) == 1 + len(lab.evaluation.rows)
+    assert len({len(one.partition(".")[2]) for one in seconds}) == 1
+
+
+@pytest.mark.parametrize(
+    ("confidence", "head"),
+    [(0.95, "[95 %]"), (0.9875, "[98.75 %]"), (0.9916666666666667, "[99.16 %]"), (0.99, "[99 %]")],
+)
+def test_no_head_of_an_interval_promises_more_than_the_interval_has(lab: Lab, confidence: float, head: str) -> None:
+    baseline = lab.evaluation.baseline
+    assert baseline.speed is not None
+    other = replace(baseline, speed=replace(baseline.speed, confidence=confidence))
+    assert head in shown(report.evaluation_table(replace(lab.evaluation, baseline=other)))
+
+
+def test_a_gate_that_stopped_early_counts_the_wrong_answers_of_those_asked(lab: Lab) -> None:
+    failed = next(row for row in lab.evaluation.rows if row.verdict.failed)
+    stopped = replace(failed, verdict=replace(failed.verdict, failures=failed.verdict.failures[:1], run=8, total=60))
+    assert "1 of 8 wrong" in shown(report.evaluation_table(replace(lab.evaluation, rows=(stopped,))), 120)
 
 
 def test_a_schedule_that_could_not_be_measured_says_why(lab: Lab) -> None:
@@ -202,6 +239,52 @@ def test_a_refused_schedule_is_followed_by_every_objection(lab: Lab) -> None:
     assert all(
         f"{result.schedule.name}: {reason}" in text for result in refused for reason in result.acceptance.reasons
     )
+
+
+def test_an_even_spread_that_is_refused_says_why(lab: Lab) -> None:
+    one = next(one for one in lab.validation.results if one.even_spread)
+    refused = replace(one, even_spread_reasons=("gate: fail: 1 probe failed: g7",))
+    assert refused.even_spread is not None
+    said = f"└ {refused.even_spread.schedule.name}: gate: fail: 1 probe failed: g7"
+    assert said in shown(report.validated_table([refused]), 120)
+
+
+def test_the_table_of_an_acceptance_run_says_what_its_certificate_says_and_shows_no_schedule_twice(lab: Lab) -> None:
+    certificate = lab.validation.require_certificate()
+    lines = shown(report.validated_table(lab.validation.results, certificate), 200).splitlines()
+    assert any(
+        line.startswith("Rule: every gate probe correct") and "interval wholly above 1" in line for line in lines
+    )
+    keys = [line.strip() for line in lines if line.strip() == certificate.schedule.experts_used.replace(",", ", ")]
+    assert len(keys) == 1
+
+
+def test_what_was_lost_and_gained_on_the_holdout_is_named(lab: Lab) -> None:
+    first = lab.validation.results[0]
+    holdout = replace(first.holdout, lost=tuple(f"h{i}" for i in range(7)), gained=("h9",))
+    text = " ".join(shown(report.validated_table([replace(first, holdout=holdout)])).split())
+    assert "7 lost (h0, h1, h2, h3, h4 and 2 more), 1 gained (h9)." in text
+
+
+def test_a_slower_schedule_that_gets_the_certificate_is_explained(lab: Lab) -> None:
+    fast = next(one for one in lab.validation.results if one.acceptance.accepted)
+    slower = replace(
+        fast,
+        schedule=replace(fast.schedule, name="slower"),
+        speed=replace(fast.speed, ratio=fast.speed.low),
+        holdout=replace(fast.holdout, candidate_correct=fast.holdout.candidate_correct + 1),
+    )
+    why = f"{fast.schedule.name} and slower are equally fast within the intervals; slower has more right answers"
+    assert why in " ".join(shown(report.validated_table([fast, slower])).split())
+    assert "equally fast" not in shown(report.validated_table([fast]))
+
+
+def test_a_machine_that_was_not_quiet_is_named_after_an_acceptance_run(lab: Lab) -> None:
+    first = lab.validation.results[0]
+    rates = tuple(10.0 if number == 3 else 100.0 + number % 2 for number in range(24))
+    loud = replace(first, speed=replace(first.speed, baseline_rates=rates))
+    assert "The machine was not quiet (measuring" in shown(report.validated_table([loud]))
+    assert replace(lab.validation, results=(loud,)).warnings()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -318,6 +401,13 @@ def test_frames_without_rows_keep_their_columns_and_types(lab: Lab) -> None:
     assert empty.dtypes["speed_ratio"] == full.dtypes["speed_ratio"]
 
 
+def test_the_share_of_a_gate_that_stopped_early_is_of_the_probes_that_were_asked(lab: Lab) -> None:
+    trial = lab.study.trials[0]
+    stopped = replace(trial, verdict=replace(trial.verdict, passed=6, failed=2, run=8, total=60))
+    (row,) = report.study_frame(replace(lab.study, trials=(stopped,))).to_dict("records")
+    assert (row["asked"], row["probes_total"], row["share_correct"]) == (8, 60, 0.75)
+
+
 def test_a_trial_whose_gate_did_not_run_has_no_share(lab: Lab) -> None:
     trial = lab.study.trials[0]
     skipped = replace(trial, verdict=replace(trial.verdict, run=0, passed=0), outcomes=(), gate_skipped="too slow")
@@ -396,8 +486,32 @@ def test_the_frontier_figure_has_a_point_for_every_trial(lab: Lab) -> None:
     assert "until the run stopped" not in axes.get_ylabel()
 
 
+def test_no_axis_of_the_frontier_figure_promises_more_than_all_answers(lab: Lab) -> None:
+    (axes,) = report.figure_frontier(report.study_frame(lab.study)).axes
+    assert axes.get_ylim()[1] == 1
+    assert "trials (" in axes.get_title(loc="left")
+
+
+def test_where_only_what_passed_was_timed_the_figure_shows_experts_and_says_how_many_were_not(lab: Lab) -> None:
+    frame = report.study_frame(lab.study)
+    untimed = ["speed_ratio", "ratio_low", "ratio_high"]
+    frame.loc[frame["verdict"] != "pass", untimed] = float("nan")
+    figure = report.figure_frontier(frame)
+    (axes,) = figure.axes
+    passed = frame[frame["verdict"] == "pass"]
+    drawn = [tuple(point) for container in axes.containers for point in container[0].get_xydata()]
+    assert sorted(drawn) == sorted(zip(passed["speed_ratio"], passed["total_experts"], strict=True))
+    assert f"{len(passed)} of {len(frame)} trials were timed" in axes.get_title(loc="left")
+    fastest = passed.loc[passed["speed_ratio"].idxmax(), "trial"]
+    assert f"fastest: trial {fastest}" in [text.get_text() for text in axes.texts]
+    assert legend_of(figure) == ["every probe correct"]
+    low, high = axes.get_xlim()
+    assert low <= passed["ratio_low"].min()
+    assert passed["ratio_high"].max() <= high
+
+
 def test_the_frontier_figure_says_where_a_gate_failed_fast(lab: Lab) -> None:
-    frame = report.study_frame(lab.study).assign(probes_run=1)
+    frame = report.study_frame(lab.study).assign(asked=1)
     assert "until the run stopped" in report.figure_frontier(frame).axes[0].get_ylabel()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,6 +88,15 @@ def test_when_none_survives_the_error_says_why_for_each(facts: ModelFacts) -> No
     assert "own: speed: 1.000 (1.000 to 1.000) is not surely above 1" in message
 
 
+def test_a_speed_that_more_rounds_may_settle_says_so(facts: ModelFacts) -> None:
+    noise = random.Random(0)
+    wild = make_runtime(facts, speed=lambda counts: speed(counts) * noise.uniform(0.5, 1.5))
+    unsure = run(facts, schedule(8, 8, 8, 7), runtime=wild).results[0]
+    assert unsure.speed.low <= 1 < unsure.speed.high
+    assert "more --rounds or a quieter machine" in unsure.acceptance.reasons[-1]
+    assert "more --rounds" not in run(facts, OWN).results[0].acceptance.reasons[-1]
+
+
 def test_the_whole_gate_and_holdout_are_asked_even_after_failures(facts: ModelFacts) -> None:
     result = run(facts, FASTEST_BUT_FAILS_THE_GATE).results[0]
     assert (result.gate.run, result.gate.total) == (4, 4)
@@ -115,6 +125,7 @@ def test_the_even_spread_of_the_same_total_is_measured_and_judged_beside_it(fact
     assert even is not None
     assert even.schedule.experts_used == "0-3:3"
     assert not even.accepted
+    assert "g2" in run(facts, GOOD, runtime=make_runtime(facts, speed=uneven)).results[0].even_spread_reasons[0]
     assert even.gate.failures == ("g2",)
     counts = dict(enumerate([4, 4, 2, 2]))
     assert even.certified_over_even.ratio == pytest.approx(uneven(counts) / uneven(dict.fromkeys(range(4), 3)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from routing_lab.cli import options
 from routing_lab.cli.output import console, fact_table, print_json
-from routing_lab.errors import AttestationError, UsageError
+from routing_lab.errors import RuntimeUnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from routing_lab.runtime.report import ServedSchedule
@@ -107,11 +107,28 @@ def _compare(wanted: Schedule, served: ServedSchedule) -> None:
     """Blocks that the schedule does not list keep the model's own count.
 
     Raises:
-        AttestationError: A block of the graph that decodes has another count.
+        RuntimeUnsupportedError: Blocks of the graph that decodes have other counts; all of them are named.
     """
-    for block, count in wanted.over(dict(served.own)).items():
-        if served.experts_used.get(block) != count:
-            raise AttestationError(block, count, served.experts_used.get(block), f"by {wanted.name}")
+    expected = wanted.over(dict(served.own))
+    differing = {block: count for block, count in expected.items() if served.experts_used.get(block) != count}
+    if differing:
+        raise RuntimeUnsupportedError(f"process {served.process} {_difference(wanted.name, differing, served)}")
+
+
+def _difference(name: str, differing: dict[int, int], served: ServedSchedule) -> str:
+    from routing_lab.model import format_blocks
+    from routing_lab.schedule import format_counts
+
+    decoding = {block: served.experts_used[block] for block in differing if block in served.experts_used}
+    missing = format_blocks(set(differing) - set(decoding))
+    found = [f"decodes with {format_counts(decoding)}"] if decoding else []
+    found += [f"has no routed experts in {_blocks(missing)}"] if missing else []
+    blocks = _blocks(format_blocks(differing))
+    return f"differs from {name} in {blocks}: wanted {format_counts(differing)}, {' and '.join(found)}"
+
+
+def _blocks(blocks: str) -> str:
+    return f"block {blocks}" if blocks.isdigit() else f"blocks {blocks.replace(',', ', ')}"
 
 
 def _fields(served: ServedSchedule) -> dict[str, object]:

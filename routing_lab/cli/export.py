@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
 
-GGUF = "gguf"
-SCHEDULE = "schedule"
+SHELL, SCHEDULE, GGUF = "shell", "schedule", "gguf"
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
@@ -47,8 +47,8 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shell", "ini", "systemd", "compose", "python", SCHEDULE, GGUF),
-        default="shell",
+        choices=(SHELL, "ini", "systemd", "compose", "python", SCHEDULE, GGUF),
+        default=SHELL,
         help="a shell script, a models preset, a systemd user unit, a compose service, a Python program, the schedule "
         "as a file (needs no model), or a copy of the model with the counts in it, kept only where llama.cpp honours "
         "them by itself (default: %(default)s)",
@@ -74,7 +74,10 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     options.add_probes(proof)
     proof.add_argument(
-        "--llama-server", type=Path, metavar="PATH", help="the server (default: on PATH, else of make llama-server)"
+        "--llama-server",
+        type=Path,
+        metavar="PATH",
+        help="the server, for the command as well (default: on PATH, else of make llama-server)",
     )
 
 
@@ -94,15 +97,17 @@ def run(args: argparse.Namespace) -> int:
     result = _export(args, facts)
     if args.format == GGUF:
         return _copy(args, result, facts)
+    text = "" if args.json else _printable(FORMATS[args.format](result))
     proof = None if probes is None else _prove(args, result, probes)
     if args.json:
         print_json(result.to_dict() | ({} if proof is None else {"proof": proof.to_dict()}))
     else:
-        print(FORMATS[args.format](result), end="")
+        print(text, end="")
     if proof is None:
         return 0
     if not args.json:
-        print("\n# proved with this very command", *(f"# {line}" for line in proof.lines()), sep="\n")
+        what = "this very command" if args.format == SHELL else "the command of --format shell; this form was not run"
+        print(f"\n# proved with {what}", *(f"# {line}" for line in proof.lines()), sep="\n")
     try:
         proof.require_answer()
     except NothingAcceptedError as error:
@@ -118,20 +123,31 @@ def _check(args: argparse.Namespace) -> None:
     """
     if args.certificate is None and args.schedule is None:
         raise UsageError("give a certificate (routing-lab validate writes one), or --schedule with --unvalidated")
-    if args.llama_server is not None and not args.prove:
-        raise UsageError("--llama-server names what --run starts; give both or neither")
     if args.format == GGUF and args.output is None:
         raise UsageError("--format gguf writes a file and needs -o FILE")
     if args.format not in {GGUF, SCHEDULE} and args.output is not None:
         raise UsageError("-o is for --format gguf and --format schedule; every other form is printed")
     if args.format == SCHEDULE and (args.schedule or args.prove or args.rpc or args.port or args.unvalidated):
         raise UsageError("--format schedule writes the schedule of a certificate; give nothing but that and -o")
-    if args.format == "python" and args.rpc:
-        raise UsageError(
-            "--rpc names devices for a server, and --format python runs the library in process; leave it out"
-        )
     if args.format == GGUF and args.prove:
         raise UsageError("--run proves a printed command; --format gguf reads the counts of its copy back anyway")
+
+
+def _printable(text: str) -> str:
+    """``text``, where standard output can write all of it: with another character in a path a command is another one.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError as error:
+        wrong = text[error.start : error.end]
+        raise UsageError(
+            f"the export names a file with {wrong!r} in its path, which {encoding} text cannot hold: rename the file"
+        ) from None
+    return text
 
 
 def _schedule(args: argparse.Namespace) -> int:
@@ -156,6 +172,7 @@ def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
     from routing_lab.certificate import Certificate
     from routing_lab.export import export
     from routing_lab.runtime.native import override_library
+    from routing_lab.runtime.server_binary import server_program
 
     certificate = None if args.certificate is None else Certificate.load(args.certificate)
     schedule = options.load_schedules([args.schedule])[0] if args.schedule else None
@@ -172,6 +189,7 @@ def _export(args: argparse.Namespace, facts: ModelFacts) -> Export:
         library=library,
         port=args.port,
         rpc_servers=tuple(args.rpc),
+        program=server_program(args.llama_server),
     )
 
 
@@ -179,6 +197,7 @@ def _copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> int:
     from routing_lab.export.gguf_copy import check_targets
 
     check_outputs(args, inputs=facts.files)
+    _printable(str(args.output))
     check_targets(args.output, facts)
     copy = _write_copy(args, made, facts)
     if args.json:
@@ -208,7 +227,7 @@ def _write_copy(args: argparse.Namespace, made: Export, facts: ModelFacts) -> Gg
 def _prove(args: argparse.Namespace, result: Export, probes: ProbeSet) -> Proof:
     from routing_lab.export.proof import prove
 
-    with activity("starting") as say_doing:
+    with unwinding(), activity("starting") as say_doing:
         return prove(
             result.command,
             result.schedule,

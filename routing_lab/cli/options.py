@@ -111,8 +111,11 @@ def read_facts(args: argparse.Namespace) -> ModelFacts:
     return ModelFacts.read(model_path(args))
 
 
-def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> None:
-    """How the model is loaded: threads, context, library, and the placement where the command does not choose it."""
+def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True, server: bool = True) -> None:
+    """How the model is loaded: threads, context, library, and the placement where the command does not choose it.
+
+    Without ``server`` the command knows libllama in process only.
+    """
     group = parser.add_argument_group("how the model is loaded")
     threads = whole(1, MOST_THREADS, "llama.cpp takes no more")
     context = whole(1, MOST_CONTEXT)
@@ -142,7 +145,10 @@ def add_runtime(parser: argparse.ArgumentParser, *, placement: bool = True) -> N
     group.add_argument(
         "--stock", action="store_true", help="do not preload the override; only uniform schedules can run then"
     )
-    add_server(group)
+    if server:
+        add_server(group)
+    else:
+        parser.set_defaults(runtime="llama", llama_server=None)
 
 
 def add_server(group: argparse._ArgumentGroup) -> None:
@@ -341,7 +347,7 @@ def add_measure(parser: argparse.ArgumentParser, *, rounds: int, precision: floa
     """How speed is measured; ``rounds`` and ``precision`` are the defaults of this command."""
     group = parser.add_argument_group("how speed is measured")
     group.add_argument(
-        "--tokens", type=positive, default=128, metavar="N", help="decoded per round (default: %(default)s)"
+        "--tokens", type=positive, default=32, metavar="N", help="decoded per round (default: %(default)s)"
     )
     group.add_argument(
         "--rounds",

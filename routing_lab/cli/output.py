@@ -44,6 +44,7 @@ __all__ = [
 _PIPED_COLUMNS = 160
 _NARROWEST_COLUMNS = 72
 _MOST_PROBLEMS = 200
+_BLANKS_AT_THE_END = re.compile(r"[ \t]+(?=\n)")
 _NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
 
 
@@ -167,7 +168,11 @@ def silence(stream: TextIO) -> None:
 
 
 def console() -> Console:
-    """Where tables go. Piped output is not wrapped to a guessed width: a line of a table stays one line."""
+    """Where tables go.
+
+    What is no terminal has a width of its own, or the one of ``COLUMNS``, and lines without blanks at their ends: a
+    line of a table stays one line.
+    """
     from rich.console import Console
 
     class Stdout(Console):
@@ -179,7 +184,14 @@ def console() -> Console:
             return super().render_str("\n".join(visible(line) for line in text.split("\n")), **how)
 
     # Below the narrowest width a table would lose its numbers; a terminal that wraps its lines loses nothing.
-    out = Stdout(width=None if sys.stdout.isatty() else _PIPED_COLUMNS, highlight=False, markup=False, emoji=False)
+    terminal = sys.stdout.isatty()
+    out = Stdout(
+        file=None if terminal else cast("IO[str]", _Trimmed(sys.stdout)),
+        width=None if terminal or os.environ.get("COLUMNS", "").isdecimal() else _PIPED_COLUMNS,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     out.width = max(out.width, _NARROWEST_COLUMNS)
     return out
 
@@ -189,8 +201,8 @@ def strip_width(out: Console) -> int:
     return min(max(out.width, 20), 100)
 
 
-class _Lenient(io.TextIOBase):
-    """A stream for progress: where it cannot be written, the work goes on without."""
+class _Around(io.TextIOBase):
+    """A stream around another one, which stays open."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -204,6 +216,24 @@ class _Lenient(io.TextIOBase):
 
     def fileno(self) -> int:
         return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+class _Trimmed(_Around):
+    """A stream without the blanks that fill a table's lines up; rich writes whole lines."""
+
+    def write(self, text: str) -> int:
+        self._stream.write(_BLANKS_AT_THE_END.sub("", text))
+        return len(text)
+
+
+class _Lenient(_Around):
+    """A stream for progress: where it cannot be written, the work goes on without."""
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from routing_lab.cli import options
 from routing_lab.cli.drawing import check_figure, drawn, require_libraries
 from routing_lab.cli.files import check_outputs, write_output
-from routing_lab.cli.output import activity, console, plain, print_json, say_error, shown, size
+from routing_lab.cli.output import activity, console, plain, print_json, progress_console, say, say_error, shown, size
 from routing_lab.errors import InterruptedStudyError, RuntimeUnsupportedError, UsageError, UserFileError
 from routing_lab.interrupts import unwinding
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from routing_lab.model import ModelFacts, ModelMemory
     from routing_lab.placement import Placement
-    from routing_lab.placement.plan import KvType, Limits, Plan, TradeRow
-    from routing_lab.placement.sweep import SweepRow, SweepSettings
+    from routing_lab.placement.plan import KvType, Plan, TradeRow
+    from routing_lab.placement.published import PublishedTable
+    from routing_lab.placement.sweep import Choice, SweepRow, SweepSettings
     from routing_lab.runtime.llama import LlamaRuntime
 
 _FIRST_CONTEXT = 2048
@@ -110,7 +112,9 @@ def run_plan(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_plan_fields(result, rows, memory))
     else:
-        _print_plan(result, rows, memory, limits)
+        _print_plan(result, rows, memory, suggested=given is None)
+        if args.output is not None:
+            say(f"written: {args.output}")
     return 0
 
 
@@ -180,18 +184,20 @@ def _plan_fields(result: Plan, rows: list[TradeRow], memory: ModelMemory) -> dic
     }
 
 
-def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, limits: Limits) -> None:
-    out = console()
+def _print_plan(result: Plan, rows: list[TradeRow], memory: ModelMemory, *, suggested: bool) -> None:
+    out, layers = console(), memory.facts.blocks + 1
     out.print(_block_table(memory, result))
     out.print()
-    out.print(shown(f"{result.placement.name or 'placement'}: {result.placement.describe()}"), soft_wrap=True)
-    out.print(f"flags: {' '.join(result.placement.to_flags(short=True))}")
+    name = result.placement.name or "placement"
+    out.print(shown(f"{name}: {result.placement.describe(layers)}"), soft_wrap=True)
+    # In one piece and quoted for a shell: it is there to be pasted.
+    out.print(shown(f"flags: {shlex.join(result.placement.to_flags(short=True))}"), soft_wrap=True)
     out.print()
-    out.print(_sides_table(result, limits))
+    out.print(_sides_table(result))
     for line in (*(f"warning: {text}" for text in result.warnings), *(f"note: {text}" for text in result.notes)):
-        out.print(line)
+        out.print(shown(line))
     out.print()
-    out.print(_trade_table(rows))
+    out.print(_trade_table(rows, result.limits.device_usable_bytes, suggested=suggested))
 
 
 def _block_table(memory: ModelMemory, result: Plan) -> Table:
@@ -206,40 +212,62 @@ def _block_table(memory: ModelMemory, result: Plan) -> Table:
         cached = memory.cache_bytes(block, result.context_tokens, result.batch_tokens, result.element_bytes)
         alike.setdefault((tuple(sizes.items()), cached), []).append(block)
     shown = [kind for kind in KINDS if any(kind in dict(kinds) for kinds, _ in alike)]
-    table = Table("blocks", title="each block, MiB", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="each block, MiB", title_justify="left", box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("\nblocks", min_width=12)
     for name in (*shown, "cache"):
-        table.add_column(name.replace("_", " "), justify="right")
+        # Only the list of blocks wraps: a narrow terminal would cut a number short.
+        heading = name.replace("_", "\n") if "_" in name else f"\n{name}"
+        table.add_column(heading, justify="right", no_wrap=True)
     for (kinds, cached), blocks in alike.items():
         cells = [_mebibytes(dict(kinds).get(kind, 0)) for kind in shown]
-        table.add_row(format_blocks(blocks), *cells, _mebibytes(cached))
+        table.add_row(format_blocks(blocks).replace(",", ", "), *cells, _mebibytes(cached))
     return table
 
 
-def _sides_table(result: Plan, limits: Limits) -> Table:
+def _sides_table(result: Plan) -> Table:
+    """What both sides hold, line by line, and what of their memory is usable for it."""
     from rich.table import Table
 
-    table = Table("", box=None, pad_edge=False, title=f"context {result.context_tokens:,}", title_justify="left")
-    for name in ("weights", "caches", "compute (estimate)", "together", "there is", "fits"):
-        table.add_column(name, justify="right")
-    for name, side, there, fits in (
-        ("device", result.device, limits.device_bytes, result.fits_device),
-        ("host", result.host, limits.host_bytes, result.fits_host),
+    device, host, limits = result.device, result.host, result.limits
+    table = Table(f"context {result.context_tokens:,}", box=None, pad_edge=False)
+    table.add_column("device", justify="right")
+    table.add_column("host", justify="right")
+    for name, *sizes in (
+        ("weights", device.weight_bytes, host.weight_bytes),
+        ("caches", device.cache_bytes, host.cache_bytes),
+        ("compute (estimate)", device.compute_bytes, host.compute_bytes),
+        ("together", device.total_bytes, host.total_bytes),
+        ("there is", limits.device_bytes, limits.host_bytes),
+        ("kept free", limits.device_spare_bytes, limits.host_spare_bytes),
+        ("usable", limits.device_usable_bytes, limits.host_usable_bytes),
     ):
-        sizes = (side.weight_bytes, side.cache_bytes, side.compute_bytes, side.total_bytes, there or 0)
-        table.add_row(name, *map(size, sizes), "yes" if fits else "NO")
+        table.add_row(name, *("-" if bytes_there is None else size(bytes_there) for bytes_there in sizes))
+    table.add_row("fits", *("yes" if fits else "NO" for fits in (result.fits_device, result.fits_host)))
     return table
 
 
-def _trade_table(rows: list[TradeRow]) -> Table:
+def _trade_table(rows: list[TradeRow], usable: int | None, *, suggested: bool) -> Table:
+    """Suggestions for other contexts, whatever placement the plan above is for."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, title="context against blocks", title_justify="left")
+    room = "" if usable is None else f" ({size(usable)} usable on the device)"
+    title = f"context against blocks{room}"
+    if not suggested:
+        title = f"not the placement above, but those that would be suggested: {title}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="italic")
     for name in ("context", "blocks with experts on the host", "device", "host"):
         table.add_column(name, justify="right")
     for row in rows:
-        blocks = "all do not suffice" if row.host_blocks is None else str(row.host_blocks)
-        table.add_row(f"{row.context_tokens:,}", blocks, size(row.device_bytes), size(row.host_bytes))
+        table.add_row(f"{row.context_tokens:,}", _moved(row), size(row.device_bytes), size(row.host_bytes))
     return table
+
+
+def _moved(row: TradeRow) -> str:
+    if row.host_blocks is not None:
+        return str(row.host_blocks)
+    if not row.device_bytes:
+        return "everything"
+    return f"all, and {row.host_layers} whole {'layers' if row.host_layers > 1 else 'layer'}"
 
 
 def _mebibytes(size_bytes: int) -> str:
@@ -257,7 +285,8 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
         run_sweep,
         help="measure placements in turns: decode rate, memory on both sides, page faults, swap",
         description="Measure two ways of moving weights to the host, in common rounds: the experts of some blocks,\n"
-        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.",
+        "and whole layers. Every turn loads the model anew unless --keep-loaded is given.\n"
+        "Chosen is the fastest, or of those equal to it within the interval the one that takes least of the device.",
         example="routing-lab placement sweep --model big.gguf --blocks 0,8,16,33-40 --layers 0,20,41 --csv sweep.csv",
     )
     options.add_model(parser)
@@ -271,52 +300,94 @@ def _add_sweep(actions: options.Subparsers[argparse.ArgumentParser]) -> None:
     rounds = options.whole(1, options.MOST_ROUNDS)
     parser.add_argument("--rounds", type=rounds, default=6, metavar="N", help="default: %(default)s")
     parser.add_argument("--keep-loaded", action="store_true", help="load every placement once and keep all in memory")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table to this file, after every round")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE",
+        help="write the table to this file, after every round; replaces one that is there",
+    )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="YAML", help="a published table to print below"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the fastest placement to this file")
-    options.add_runtime(parser, placement=False)
+    parser.add_argument("-o", "--output", type=Path, metavar="YAML", help="write the chosen placement to this file")
+    options.add_runtime(parser, placement=False, server=False)
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Measure, and print one row per placement."""
+    """Measure, and print one row per placement, and which one is chosen."""
     from routing_lab.placement.published import PublishedTable
-    from routing_lab.report import published_table, sweep_table
+    from routing_lab.placement.sweep import Choice, distinct
 
     check_figure(args.figure)
     require_libraries(matplotlib=args.figure)
     check_outputs(args)
-    _require_in_process(args)
+    _require_one_load(args)
     tables = [PublishedTable.load(path) for path in args.beside]
     facts = options.read_facts(args)
     options.require_context(args, facts)
-    placements = _placements(args, facts)
+    placements, left_out = distinct(_placements(args, facts))
     settings = _sweep_settings(args)
+    if args.csv is not None and args.csv.is_file():
+        _say_aside(f"{args.csv} is replaced after the first round: a sweep begins anew, its table holds no rounds")
     rows = _swept(args, placements, settings)
+    choice = Choice.of(rows, settings.confidence)
     if args.json:
-        print_json({"placements": [row.to_dict() for row in rows], "published": plain(tables)})
+        print_json(_sweep_fields(rows, choice, left_out, tables))
     else:
-        console().print(sweep_table(rows))
-        for table in tables:
-            console().print()
-            console().print(published_table(table))
+        _print_sweep(rows, choice, left_out, tables)
     # Only now: where the rest fails, what was measured is on the screen at least.
-    if all(row.error is not None for row in rows):
+    if choice is None:
         return say_error(RuntimeUnsupportedError(f"no placement ran; the first one: {rows[0].error}"))
     try:
-        _write_results(args, rows)
+        _write_results(args, rows, choice)
     except UserFileError as error:
         return say_error(error)
     return 0
 
 
-def _require_in_process(args: argparse.Namespace) -> None:
-    """Refuse what a sweep cannot do. Raises ``UsageError``."""
-    options.check_server(args)
-    if args.runtime == "server":
-        raise UsageError("--runtime server: a sweep measures libllama in process; leave the option away")
+def _say_aside(text: str) -> None:
+    """On stderr, where it is not taken for a result."""
+    progress_console().print(shown(text), soft_wrap=True)
+
+
+def _sweep_fields(
+    rows: Sequence[SweepRow], choice: Choice | None, left_out: list[str], tables: Sequence[PublishedTable]
+) -> dict[str, object]:
+    return {
+        "placements": [row.to_dict() for row in rows],
+        "chosen": choice and choice.chosen.title,
+        "fastest": choice and choice.fastest.title,
+        "equal_within_interval": [row.title for row in choice.equal] if choice else [],
+        "notes": left_out,
+        "published": plain(tables),
+    }
+
+
+def _print_sweep(
+    rows: Sequence[SweepRow], choice: Choice | None, left_out: list[str], tables: Sequence[PublishedTable]
+) -> None:
+    from routing_lab.report import memory_table, published_table, sweep_table
+
+    out = console()
+    out.print(sweep_table(rows))
+    for row in rows:
+        if row.error is not None:
+            out.print(shown(f"failed: {row.title}: {row.error.splitlines()[0] if row.error else 'no reason given'}"))
+    if choice is not None:
+        out.print()
+        out.print(memory_table(rows))
+        out.print()
+        out.print(shown(f"chosen: {choice.describe()}"))
+    for line in left_out:
+        out.print(shown(f"note: {line}"))
+    for table in tables:
+        out.print()
+        out.print(published_table(table))
+
+
+def _require_one_load(args: argparse.Namespace) -> None:
+    """Refuse what an RPC server cannot do. Raises ``UsageError``."""
     if args.keep_loaded and args.rpc:
         raise UsageError("--keep-loaded does not work with --rpc: an RPC server serves one loaded model at a time")
 
@@ -390,7 +461,8 @@ def _opener(args: argparse.Namespace) -> Callable[[Placement], LlamaRuntime]:
     return lambda placement: LlamaRuntime(options.model_path(args), replace(base, placement=placement))
 
 
-def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
+def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow], choice: Choice) -> None:
+    """Write the files that were asked for, and say which they are."""
     from routing_lab.report import figure_sweep
 
     if args.csv is not None:
@@ -398,7 +470,11 @@ def _write_results(args: argparse.Namespace, rows: Sequence[SweepRow]) -> None:
     if args.figure is not None:
         write_output(args.figure, drawn(figure_sweep(rows), args.figure))
     if args.output is not None:
-        write_output(args.output, _fastest(rows).to_yaml().encode())
+        write_output(args.output, choice.chosen.placement.to_yaml().encode())
+    written = [str(path) for path in (args.csv, args.figure) if path is not None]
+    written += [f"{args.output} (the chosen placement)"] if args.output is not None else []
+    if written and not args.json:
+        say(f"written: {', '.join(written)}")
 
 
 def _csv(rows: Sequence[SweepRow]) -> str:
@@ -409,8 +485,3 @@ def _csv(rows: Sequence[SweepRow]) -> str:
     writer.writeheader()
     writer.writerows(row.to_dict() for row in rows)
     return text.getvalue()
-
-
-def _fastest(rows: Sequence[SweepRow]) -> Placement:
-    ran = [row for row in rows if row.tokens_per_s is not None]
-    return max(ran, key=lambda row: row.tokens_per_s or 0.0).placement

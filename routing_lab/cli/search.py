@@ -10,18 +10,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console, say_error, shown, strip_width
+from routing_lab.cli.output import console, print_json, progress_console, say, say_error, shown, strip_width
 from routing_lab.errors import NothingAcceptedError, Problem, RoutingLabError, UserFileError
 
 if TYPE_CHECKING:
     from routing_lab.model import ModelFacts
     from routing_lab.probes import ProbeSet
-    from routing_lab.search import Progress, StudyRecord, StudyResult, StudySettings
+    from routing_lab.search import Progress, StudyRecord, StudyResult, StudySettings, TrialRecord
     from routing_lab.space import SearchSpace
 
 DEFAULT_STORAGE = Path("runs/studies.db")
 SCREENING_ROUNDS = 6
 _ASKED_AGAIN = ("study", "storage", "model", "probes", *options.RUNTIME)
+TRIALS = 40
 MOST_TRIALS = 1_000_000
 
 
@@ -43,12 +44,16 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--trials",
         type=options.whole(1, MOST_TRIALS),
-        default=40,
         metavar="N",
-        help="evaluated schedules of the whole study (default: %(default)s)",
+        help=f"evaluated schedules of the whole study (default: {TRIALS}, and with --hours no bound)",
     )
     hours = options.decimal(0.001, 8760, " (a year)")
-    parser.add_argument("--hours", type=hours, metavar="H", help="stop this session after so long")
+    parser.add_argument(
+        "--hours",
+        type=hours,
+        metavar="H",
+        help="stop this session after so long, or at --trials where that is given too",
+    )
     parser.add_argument(
         "--sampler",
         choices=("schedule", "tpe", "gp", "nsga2", "random"),
@@ -123,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
         )
         facts = runtime.facts
     _print_result(args, result, facts)
+    if not args.json:
+        say(_why_it_ended(result))
     if not result.candidates:
         return say_error(NothingAcceptedError(_nothing_passed(args, result)))
     return 0
@@ -137,7 +144,7 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
     from routing_lab.search.dimensions import Dimensions
     from routing_lab.search.sensitivity import SingleCuts
     from routing_lab.search.storage import load_study, study_lock, study_names
-    from routing_lab.search.study import _refuse_another_question
+    from routing_lab.search.study import refuse_another_question
 
     facts = options.read_facts(args)
     space.check(facts)
@@ -153,7 +160,9 @@ def _check_study(args: argparse.Namespace, probes: ProbeSet, space: SearchSpace)
             "policy": args.policy,
             "placement": options.runtime_options(args).placement.describe(),
         }
-        _refuse_another_question(load_study(path, args.study), asked)
+        stored = load_study(path, args.study)
+        if stored.trials:  # a study without any takes another question
+            refuse_another_question(stored, asked)
 
 
 @contextmanager
@@ -167,6 +176,26 @@ def _leaving_no_lock(args: argparse.Namespace) -> Iterator[None]:
         with suppress(RoutingLabError), study_lock(study_storage(args), args.study):
             pass
         raise
+
+
+def _why_it_ended(result: StudyResult) -> str:
+    """One sentence: what this session did, and whether there is more to do."""
+    from routing_lab.search import Stop
+
+    done, now, trials = len(result.study.evaluated), result.evaluated_now, result.study.settings["trials"]
+    if result.stopped is Stop.HOURS:
+        left = "more can be tried" if trials is None else f"{_counted(trials - done, 'trial')} left"
+        return f"stopped by --hours after {_counted(now, 'trial')}; {left}, the same command goes on"
+    if not now:
+        why = "" if result.stopped is Stop.TRIALS else ", and the space holds no more"
+        return f"all {_counted(done, 'trial')} were there already{why}; nothing was searched"
+    if result.stopped is Stop.EXHAUSTED:
+        return f"ended: every schedule of the space was evaluated ({_counted(now, 'trial')} now, {done} in all)"
+    return f"ended: {_counted(now, 'trial')} now, {done} in all"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _nothing_passed(args: argparse.Namespace, result: StudyResult) -> str:
@@ -184,7 +213,7 @@ def _settings(args: argparse.Namespace) -> StudySettings:
     from routing_lab.search import StudySettings
 
     return StudySettings(
-        trials=args.trials,
+        trials=TRIALS if args.trials is None and args.hours is None else args.trials,
         hours=args.hours,
         seed=args.seed,
         sampler=args.sampler,
@@ -241,21 +270,24 @@ class _Bar:
     """The progress bar of a study: trials done, best ratio so far, pass rate, time left."""
 
     def __init__(self, *, quiet: bool, start: str) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._said_baseline, self._start = False, start
+        self._out = progress_console()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[state]}"),
-            console=progress_console(),
-            disable=quiet,
+            console=self._out,
+            disable=quiet or not self._out.is_terminal,
         )
-        self._task = self._bar.add_task("baseline", total=None, state="measuring the model's own counts")
+        self._task = self._bar.add_task("baseline", total=None, count="", state="measuring the model's own counts")
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._out.is_terminal:
+            self._say("measuring the model's own counts (the baseline)")
         return self
 
     def __exit__(
@@ -268,14 +300,16 @@ class _Bar:
         if not self._said_baseline:
             self._said_baseline = True
             baseline = progress.baseline
-            self._bar.print(
+            self._say(
                 f"baseline: {baseline.tokens_per_s:,.1f} tokens/s, "
                 f"{baseline.verdict.passed} of {baseline.verdict.total} gate probes correct"
             )
             if self._start not in {"uniform", "none"} and (calibration := baseline.calibration) and calibration.reason:
-                self._bar.print(shown(f"no sensitivity pass, the uniform schedules instead: {calibration.describe()}"))
+                self._say(f"no sensitivity pass, the uniform schedules instead. {calibration.describe()}")
             if baseline.failures:
-                self._bar.print(shown(f"the baseline itself fails: {', '.join(baseline.failures)}"))
+                self._say(f"the baseline itself fails: {', '.join(baseline.failures)}")
+        if progress.last is not None and not self._out.is_terminal:
+            self._say(trial_line(progress, progress.last))
         if progress.cuts_ahead:
             cuts = progress.cuts_done + progress.cuts_ahead
             self._bar.update(
@@ -283,6 +317,7 @@ class _Bar:
                 description="sensitivity",
                 total=cuts,
                 completed=progress.cuts_done,
+                count=f"{progress.cuts_done}/{cuts}",
                 state="each part cut alone" + (", less where it fails" if self._start == "map" else ""),
             )
             return
@@ -291,8 +326,46 @@ class _Bar:
             description="trials",
             total=progress.total,
             completed=progress.done,
+            count=_of_total(progress),
             state=_state(progress),
         )
+
+    def _say(self, text: str) -> None:
+        """One line that stays, above the bar where there is one; a file has it at once."""
+        self._bar.print(shown(text), soft_wrap=True)
+        self._out.file.flush()
+
+
+def trial_line(progress: Progress, last: TrialRecord) -> str:
+    """A finished trial in one line, for a log that nobody can look at while the bar moves."""
+    if last.is_single_cut:
+        ahead = progress.cuts_done + progress.cuts_ahead
+        return f"cut alone {progress.cuts_done}/{ahead}: {last.key}: {_gate_words(last)}"
+    left = "" if progress.seconds_left is None else f", {_duration(progress.seconds_left)} left"
+    return f"trial {last.number}: {last.key}: {_trial_words(last)} ({_of_total(progress)} done{left})"
+
+
+def _trial_words(trial: TrialRecord) -> str:
+    from routing_lab.search import Ending
+
+    if trial.ending is not Ending.EVALUATED:
+        return f"{trial.ending.replace('_', ' ')}{f': {trial.error}' if trial.error else ''}"
+    speed = trial.speed
+    ratio = f"not timed ({trial.speed_skipped})" if speed is None else f"ratio {speed.ratio:.3f}"
+    return f"{ratio}, {_gate_words(trial)}"
+
+
+def _gate_words(trial: TrialRecord) -> str:
+    verdict = trial.verdict
+    if trial.gate_skipped:
+        return f"gate skipped ({trial.gate_skipped})"
+    if trial.verdict.failures:
+        return f"failed: {len(verdict.failures)} of {verdict.run} wrong"
+    return f"passed: {verdict.passed} of {verdict.total} correct" if verdict.result == "pass" else verdict.reason
+
+
+def _of_total(progress: Progress) -> str:
+    return str(progress.done) if progress.total is None else f"{progress.done}/{progress.total}"
 
 
 def _state(progress: Progress) -> str:

@@ -96,7 +96,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         result.require_certificate()
     except NothingAcceptedError as error:
-        return say_error(error)  # the results themselves are printed already
+        # To people the reasons are printed already, below the table.
+        return say_error(
+            error if args.json else NothingAcceptedError("no schedule was accepted, for the reasons above")
+        )
     return 0
 
 
@@ -112,15 +115,15 @@ def _save(result: Validation, output: Path) -> UserFileError | None:
 
 
 def _print(result: Validation, facts: ModelFacts, output: Path, unsaved: UserFileError | None) -> None:
-    from routing_lab.report import certificate_table, schedule_strip, validated_table
+    from routing_lab.report import schedule_strip, validated_table
 
     out = console()
-    out.print(validated_table(result.results))
     certificate = result.certificate
+    out.print(validated_table(result.results, certificate))
     if certificate is None:
         return
-    out.print(certificate_table(certificate))
-    out.print(f"\naccepted: {certificate.schedule.experts_used}")
+    out.print()
+    out.print(shown(f"accepted: {certificate.schedule.name}: {certificate.schedule.experts_used}"))
     out.print(schedule_strip(certificate.schedule.schedule, facts, width=strip_width(out)))
     if unsaved is None:
         out.print(shown(f"certificate: {output}"))
@@ -135,6 +138,7 @@ def _fields(result: Validation, output: Path, unsaved: UserFileError | None) -> 
         "accepted": certificate is not None,
         "certificate": output if certificate and unsaved is None else None,
         **({"certificate_yaml": certificate.to_yaml()} if certificate and unsaved else {}),
+        "warnings": result.warnings(),
         "results": [
             {
                 "schedule": one.schedule.name,
@@ -143,6 +147,7 @@ def _fields(result: Validation, output: Path, unsaved: UserFileError | None) -> 
                 "gate": one.gate,
                 "holdout": one.holdout,
                 "even_spread": one.even_spread,
+                "even_spread_reasons": one.even_spread_reasons,
                 "acceptance": one.acceptance,
             }
             for one in result.results

@@ -36,7 +36,7 @@ UNVALIDATED: Final = "UNVALIDATED"
 class ServerSettings:
     """How the server is to run: ``context_tokens`` are shared by its slots, ``threads`` ``None`` is its own choice.
 
-    ``rpc_servers`` (``host:port``) lend their devices.
+    ``rpc_servers`` (``host:port``) lend their devices. ``program`` is the server's name, or its path.
     """
 
     placement: Placement = Placement()  # noqa: RUF009 - frozen
@@ -47,6 +47,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8080
     rpc_servers: tuple[str, ...] = ()
+    program: str = "llama-server"
 
     @classmethod
     def of(cls, certificate: Certificate) -> ServerSettings:
@@ -170,6 +171,7 @@ def export(
     settings: ServerSettings | None = None,
     port: int | None = None,
     rpc_servers: tuple[str, ...] = (),
+    program: str | None = None,
 ) -> Export:
     """Export the schedule of a certificate, or another schedule that the caller takes the responsibility for.
 
@@ -182,7 +184,8 @@ def export(
         library: The override library to preload (``None``: not built; only uniform schedules can be exported then).
         settings: How the server runs; by default as the certificate says.
         port: Where it listens, instead of where the settings say.
-        rpc_servers: RPC servers that lend their devices, instead of those of the settings; a certificate names none.
+        rpc_servers: RPC servers that lend their devices, instead of those of the settings.
+        program: The server's name or path, instead of that of the settings.
 
     Raises:
         UsageError: Neither certificate nor schedule; no certificate covers the schedule on this model (unless
@@ -205,6 +208,8 @@ def export(
         settings = replace(settings, port=port)
     if rpc_servers:
         settings = replace(settings, rpc_servers=rpc_servers)
+    if program is not None:
+        settings = replace(settings, program=program)
     return _render(schedule, facts, certificate, certificate_file=certificate_file, library=library, settings=settings)
 
 
@@ -247,6 +252,7 @@ def _render(
             host=settings.host,
             port=settings.port,
             extra=settings.flags,
+            program=settings.program,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

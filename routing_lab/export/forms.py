@@ -97,6 +97,10 @@ def render_ini(export: Export) -> str:
     for option, value in _option_pairs(_argv(export)):
         if option not in {*_OF_ROUTER, OVERRIDE_KV}:
             merged.setdefault(option.lstrip("-"), []).append("true" if value is None else value)
+    for values in merged.values():
+        for value in values:
+            if value != value.strip():
+                raise UsageError(f"a models preset cannot hold {value!r} with blanks at its ends: rename the file")
     # A key counts once; --override-tensor takes several patterns with commas between them.
     lines = [f"{key} = {_plain(','.join(values), 'a models preset', ';#')}" for key, values in merged.items()]
     own, counted = _counts_of_entries(export)
@@ -128,7 +132,7 @@ def _router(export: Export) -> ServerCommand:
     """The router's command: it listens where the exported server would, and hands the library to its servers."""
     env = {key: value for key, value in export.command.env.items() if key == PRELOAD_ENV}
     where = [word for option in sorted(_OF_ROUTER) for word in (option, _value(export.command.argv, option))]
-    return ServerCommand(env, ("llama-server", "--models-preset", PRESET, *where))
+    return ServerCommand(env, (export.command.argv[0], "--models-preset", PRESET, *where))
 
 
 def parse_ini(text: str, facts: ModelFacts) -> Schedule:
@@ -279,6 +283,7 @@ def render_python(export: Export) -> str:
         f"    context_tokens={int(_value(argv, '--ctx-size'))},",
         f"    kv_type={kv_type!r},",
         "    placement=placement,",
+        f"    rpc_servers={tuple(_value(argv, '--rpc').split(',')) if '--rpc' in argv else ()!r},",
         ")",
         f"with open_runtime(Path({_value(argv, '--model')!r}), options) as runtime:",
         "    print(dict(runtime.apply(schedule).selected))  # read back from the running graph",

@@ -8,6 +8,7 @@ computes with half of it: the router selects as many experts as block 0 would, t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from routing_lab.errors import (
     UserFileError,
 )
 from routing_lab.export.document import Export
-from routing_lab.model import FrozenMap, ModelFacts
+from routing_lab.model import FrozenMap, ModelFacts, model_digest
 from routing_lab.model.rewrite import Changes, copy_model, stored_counts
 from routing_lab.overrides import OVERRIDE_KV, ServerCommand
 from routing_lab.runtime.base import RuntimeOptions
@@ -129,10 +130,12 @@ def check_targets(output: Path, facts: ModelFacts) -> tuple[Path, ...]:
         output.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(output.parent).free
     if free < facts.size_bytes + _HEADER_ROOM:
-        raise UsageError(
-            f"{output} needs {facts.size_bytes / 2**30:.1f} GiB and its disk has {free / 2**30:.1f} GiB free"
-        )
+        raise UsageError(f"{output} needs {_size(facts.size_bytes)} and its disk has {_size(free)} free")
     return targets
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def _targets(output: Path, facts: ModelFacts) -> tuple[Path, ...]:
@@ -171,16 +174,32 @@ def _reporting(output: Path) -> Iterator[None]:
 
 
 def _move(written: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Give the files their names, the first one last: without it the others are no model. All of them, or none."""
+    """Give the files their names, the first one last: without it the others are no model. All of them, or none.
+
+    Raises ``FileExistsError`` where a name was taken while the copy was written, which may be hours.
+    """
     pairs = list(zip(written, targets, strict=True))
     try:
         for source, target in reversed(pairs):
-            source.rename(target)
+            _rename_to_new(source, target)
     except BaseException:
         for source, target in pairs:
-            if not source.exists():
+            if not source.exists() or (target.exists() and target.samefile(source)):
                 target.unlink(missing_ok=True)
         raise
+
+
+def _rename_to_new(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without links; the next best is to look
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        source.rename(target)
+    else:
+        source.unlink()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -217,12 +236,23 @@ def write_copy(
         written = _files_in(folder / "copy", targets)
         with _reporting(output):
             digest = copy_model(facts, written, changes, on_progress=lambda count: on_progress(doing, count))
+        _require_certified(made, facts)
         on_progress("reading its counts back", 0)
         runtime = _attest(written[0], wanted, facts)
         size_bytes = sum(file.stat().st_size for file in written)
         with _reporting(output):
             _move(written, targets)
     return GgufCopy(_served(made, targets[0], digest, runtime), targets, digest, size_bytes, FrozenMap(wanted), runtime)
+
+
+def _require_certified(made: Export, facts: ModelFacts) -> None:
+    """Refuse a copy of other bytes than the certificate's; they were compared before, and may have changed meanwhile.
+
+    A file that kept its time of change is not read again.
+    """
+    if made.certificate is not None and model_digest(facts) != made.certificate.model.digest:
+        problem = Problem("", "changed while it was copied", "validate it as it is now, and export it again")
+        raise UserFileError(str(facts.files[0]), [problem])
 
 
 def _files_in(folder: Path, targets: Sequence[Path]) -> list[Path]:

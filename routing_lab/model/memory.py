@@ -23,6 +23,8 @@ __all__ = ["BlockCache", "ModelMemory"]
 _PADDING_TOKENS: Final = 256  # llama.cpp rounds the context, and the cache of a window, up to multiples of it
 _STATE_BYTES: Final = 4  # recurrent states are F32
 
+_LIGHTNING: Final = "minimax-01"
+
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 _RECURRENT = re.compile(r"(ssm|shortconv|time_mix)_?")
 _ATTENTION = re.compile(r"attn_(q|k|v|qkv|output|kv_a_mqa|q_a|q_b|kv_b|k_b)\.")
@@ -34,15 +36,23 @@ _WINDOW_PERIODS: Final[Mapping[str, tuple[int, bool]]] = {
     "cohere2": (4, False),
     "cohere2moe": (4, True),
     "exaone-moe": (4, False),
+    "exaone4": (4, False),
     "gemma2": (2, False),
     "gemma3": (6, False),
+    "gemma3n": (5, False),
     "gpt-oss": (2, False),
     "laguna": (4, True),
     "llama4": (4, False),
     "mellum": (4, False),
+    "muse-glimmer": (4, False),
+    "olmo2": (4, False),
+    "plamo3": (8, False),
     "smallthinker": (4, True),
 }
-_DEFAULT_WINDOWS: Final[Mapping[str, int]] = {"llama4": 8192, "exaone-moe": 128, "gemma2": 4096, "smallthinker": 4096}
+_FIXED_WINDOWS: Final[Mapping[str, int]] = {"llama4": 8192, "smallthinker": 4096}  # whatever size the file says
+_DEFAULT_WINDOWS: Final[Mapping[str, int]] = {"llama4": 8192, "exaone-moe": 128, "exaone4": 4096, "gemma2": 4096}
+_EXAONE4_WINDOWED_BLOCKS: Final = 64  # only the 32B of this architecture has a window
+_GEMMA3N_CACHING_BLOCKS: Final = 20  # the rest share their caches, whatever the file says
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +134,7 @@ class _Reading:
         self.notes: list[str] = []
 
     def memory(self) -> ModelMemory:
-        window = self._number("attention.sliding_window") or _DEFAULT_WINDOWS.get(self.facts.architecture, 0)
+        window = self._window()
         windowed = self._windowed() if window else frozenset()
         if window and not windowed:
             self.notes.append("which blocks have a sliding window is unknown; all are counted with full attention")
@@ -143,20 +153,34 @@ class _Reading:
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
+    def _window(self) -> int:
+        """Size of the sliding window, 0 without one: a size of 0 in the file switches it off."""
+        architecture = self.facts.architecture
+        if architecture == "exaone4" and len(self.parts) != _EXAONE4_WINDOWED_BLOCKS:
+            return 0
+        if f"{architecture}.attention.sliding_window" not in self.metadata:
+            return _DEFAULT_WINDOWS.get(architecture, 0)
+        given = self._number("attention.sliding_window")
+        return _FIXED_WINDOWS.get(architecture, given) if given else 0
+
     def _cache(self, block: int, windowed: bool) -> BlockCache:  # noqa: FBT001 - one caller
         state = self._state_bytes() if self._is_recurrent(block) else 0
         if self._is_recurrent(block) and self.facts.architecture != "falcon-h1":  # which has both in every block
             return BlockCache(state_bytes=state)
-        shared = self._number("attention.shared_kv_layers")
-        main = len(self.parts)
-        if not any(_ATTENTION.match(part) for part in self.parts[block]) or (shared and block >= main - shared):
+        if not any(_ATTENTION.match(part) for part in self.parts[block]) or self._shares_a_cache(block):
             return BlockCache(state_bytes=state)
         heads = self._per_block("attention.head_count_kv", block, self._per_block("attention.head_count", block))
         key, value = self._head_lengths(block, windowed)
         is_mla = self._number("attention.key_length_mla") and self._number("attention.value_length_mla")
         return BlockCache(heads * key, 0 if is_mla else heads * value, windowed, state)
 
-    def _head_lengths(self, block: int, windowed: bool) -> tuple[int, int]:  # noqa: FBT001 - one caller
+    def _shares_a_cache(self, block: int) -> bool:
+        if self.facts.architecture == "gemma3n":
+            return block >= _GEMMA3N_CACHING_BLOCKS
+        shared = self._number("attention.shared_kv_layers")
+        return bool(shared) and block >= len(self.parts) - shared
+
+    def _head_lengths(self, block: int, windowed: bool) -> tuple[int, int]:  # noqa: FBT001 - two callers
         own = self.facts.embedding_length // max(1, self._per_block("attention.head_count", block))
         lengths = []
         for name in ("key", "value"):
@@ -165,6 +189,8 @@ class _Reading:
         return lengths[0], lengths[1]
 
     def _is_recurrent(self, block: int) -> bool:
+        if self.facts.architecture == _LIGHTNING:  # its linear attention is named as attention is
+            return "attn_norm_2.weight" in self.parts[block]
         return any(_RECURRENT.match(part) for part in self.parts[block])
 
     def _state_bytes(self) -> int:
@@ -173,6 +199,9 @@ class _Reading:
         convolution = self._number("ssm.conv_kernel")
         if width := self._number("shortconv.l_cache"):
             elements = self.facts.embedding_length * (width - 1)
+        elif self.facts.architecture == _LIGHTNING:
+            head, _ = self._head_lengths(0, windowed=False)
+            elements = head * head * heads
         elif head := self._number("kda.head_dim"):
             elements = 3 * (convolution - 1 if convolution else 3) * heads * head + head * head * heads
         elif inner := self._number("ssm.inner_size"):

@@ -19,13 +19,14 @@ its first and its last tensor of the host, of which only what is used has to sta
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from routing_lab.model import FrozenMap, ModelMemory, TensorInfo, format_blocks
-from routing_lab.placement.value import EXPERTS_PATTERN, Placement, TensorKind
+from routing_lab.placement.value import EXPERTS_PATTERN, OUTPUT_PATTERN, Placement, TensorKind
 from routing_lab.schedule import ScheduledModel
 
 __all__ = ["GIB", "KINDS", "Limits", "Plan", "Side", "TradeRow", "kinds_of_blocks", "plan", "suggest", "trade"]
@@ -58,6 +59,16 @@ class Limits:
         given = (self.device_bytes or 0, self.host_bytes or 0, self.device_spare_bytes, self.host_spare_bytes)
         if any(size < 0 for size in given):
             raise ValueError(f"memory cannot be negative: {self}")
+
+    @property
+    def device_usable_bytes(self) -> int | None:
+        """What a model may take of the device, ``None`` without a limit."""
+        return _usable(self.device_bytes, self.device_spare_bytes)
+
+    @property
+    def host_usable_bytes(self) -> int | None:
+        """What a model may take of the host, ``None`` without a limit."""
+        return _usable(self.host_bytes, self.host_spare_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +121,31 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What will go wrong, worst first."""
-        said = []
+        limits, said = self.limits, []
         if not self.fits_device:
-            said.append(
-                f"the device needs {_gib(self.device.total_bytes)} and has {_gib(self.limits.device_bytes or 0)}, "
-                f"of which {_gib(self.limits.device_spare_bytes)} should stay free: loading would fail"
-            )
+            short = _shortage("device", self.device.total_bytes, limits.device_bytes or 0, limits.device_spare_bytes)
+            said.append(f"{short}: loading would fail")
         if not self.fits_host:
+            short = _shortage("host", self.host.total_bytes, limits.host_bytes or 0, limits.host_spare_bytes)
             said.append(
-                f"the host needs {_gib(self.host.total_bytes)} and has {_gib(self.limits.host_bytes or 0)}, "
-                f"of which {_gib(self.limits.host_spare_bytes)} should stay free: it would swap, or read weights from "
-                "the disk again and again (a published run with all experts on a host of 32 GB fell to 3 tokens/s)"
+                f"{short}: it would swap, or read weights from the disk again and again "
+                "(a published run with all experts on a host of 32 GB fell to 3 tokens/s)"
             )
         return tuple(said)
 
 
 @dataclass(frozen=True, slots=True)
 class TradeRow:
-    """For one context: the fewest blocks whose experts must stay on the host, ``None`` where not even all suffice."""
+    """For one context: the fewest blocks whose experts must stay on the host, ``None`` where not even all suffice.
+
+    ``host_layers`` are the whole layers that must stay there besides.
+    """
 
     context_tokens: int
     host_blocks: int | None
     device_bytes: int
     host_bytes: int
+    host_layers: int = 0
 
 
 def plan(
@@ -188,6 +201,7 @@ def trade(
                 host_blocks=len(found.placement.host_experts) if whole else None,
                 device_bytes=found.device.total_bytes,
                 host_bytes=found.host.total_bytes,
+                host_layers=memory.facts.blocks + 1 - found.placement.gpu_layers,
             )
         )
     return rows
@@ -207,7 +221,8 @@ def _candidates(blocks: int, routed: list[int]) -> Iterable[Placement]:
         name = f"experts-of-{format_blocks(routed[:count])}-on-the-host" if count else "everything-on-the-device"
         yield Placement(blocks + 1, tuple(routed[:count]), name)
     for layers in range(blocks, 0, -1):
-        yield Placement(layers, tuple(routed), f"last-{layers}-layers-without-experts")
+        last = f"last-{layers}-layers" if layers > 1 else "last-layer"
+        yield Placement(layers, tuple(routed), f"{last}-without-experts" if routed else last)
     yield Placement(0, (), "everything-on-the-host")
 
 
@@ -216,24 +231,42 @@ class _Suggestions:
 
     def __init__(self, memory: ModelMemory) -> None:
         self._memory, self._of_model = memory, ScheduledModel.of(memory.facts)
-        parts, facts = _parts(memory), memory.facts
-        routed = [block for block in facts.blocks_with_experts if block not in facts.mtp_blocks]
-        self._left = (_Layout(memory, parts, placement) for placement in _candidates(facts.blocks, routed))
-        self._laid_out: list[_Layout] = []
+        facts = memory.facts
+        self._parts = _parts(memory)
+        self._routed = [block for block in facts.blocks_with_experts if block not in facts.mtp_blocks]
+        self._placements = list(_candidates(facts.blocks, self._routed))
+        self._layouts: dict[int, _Layout] = {}
 
     def best(self, limits: Limits, load: _Load) -> Plan:
-        for layout in self._all():
-            given = replace(layout.placement, context_tokens=load.context_tokens, model=self._of_model)
-            found = layout.plan(given, limits, load)
-            if found.fits_device:
-                return found
-        raise AssertionError("a placement with nothing on the device fits every device")
+        """The first that fits.
 
-    def _all(self) -> Iterator[_Layout]:
-        yield from self._laid_out
-        for layout in self._left:
-            self._laid_out.append(layout)
-            yield layout
+        Each takes no more of the device than the one before it: a block's experts that move free at least what the copy
+        of one of them takes. So the first is found by halving.
+        """
+        numbers = range(len(self._placements))
+        # The last one has nothing on the device, which fits every device.
+        which = bisect_left(numbers, True, key=lambda number: self._plan(number, limits, load).fits_device)
+        found, reason = self._plan(which, limits, load), self._why_no_layer_more(which, limits, load)
+        return replace(found, notes=(*found.notes, reason)) if reason else found
+
+    def _plan(self, which: int, limits: Limits, load: _Load) -> Plan:
+        placement = self._placements[which]
+        if which not in self._layouts:
+            self._layouts[which] = _Layout(self._memory, self._parts, placement)
+        given = replace(placement, context_tokens=load.context_tokens, model=self._of_model)
+        return self._layouts[which].plan(given, limits, load)
+
+    def _why_no_layer_more(self, which: int, limits: Limits, load: _Load) -> str | None:
+        """Where whole layers stay on the host: what one more on the device would have taken."""
+        if which <= len(self._routed):  # so many moves of a block's experts come first
+            return None
+        there, usable = _bytes(limits.device_bytes or 0), limits.device_usable_bytes or 0
+        kept = f"{_bytes(limits.device_spare_bytes)} are kept free"
+        if not usable:
+            return f"nothing is put on the device: it has {there}, and {kept} on it"
+        needed = self._plan(which - 1, limits, load).device.total_bytes
+        what = self._placements[which - 1].describe(self._memory.facts.blocks + 1)
+        return f"{what} would take {_bytes(needed)} of the device; {_bytes(usable)} of {there} are usable, {kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +301,25 @@ def _parts(memory: ModelMemory) -> list[_Part]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """What a placement's override patterns match, as sets of blocks: a pattern of hundreds of blocks is slow."""
+
+    experts_of: frozenset[int]
+    kinds_of: Mapping[str, frozenset[int]]
+    output: bool
+
+    @classmethod
+    def by(cls, placement: Placement) -> _Moved:
+        kinds = {str(tensors.kind): frozenset(tensors.blocks) for tensors in placement.host_tensors}
+        return cls(frozenset(placement.host_experts), kinds, placement.host_output)
+
+    def takes(self, part: _Part) -> bool:
+        if part.block is None:
+            return self.output and re.match(OUTPUT_PATTERN, part.name) is not None
+        return (part.of_experts and part.block in self.experts_of) or part.block in self.kinds_of.get(part.kind, ())
+
+
 class _Layout:
     """Where every tensor and every cache of a model goes under one placement, for any context."""
 
@@ -281,9 +333,9 @@ class _Layout:
         self._host_blocks = [block for block in memory.caches if block < first]
         self._device_weights, self._host_weights = Counter[str](), Counter[str]()
         self._largest_host_expert = 0  # of those that blocks on the device have on the host
-        patterns = [re.compile(pattern) for pattern in placement.override_patterns()]
+        moved = _Moved.by(placement)
         for part in parts:
-            overridden = any(pattern.search(part.name) for pattern in patterns)
+            overridden = moved.takes(part)
             there = part.kind == "output" and output_on_device if part.block is None else part.block >= first
             weights = self._device_weights if there and not overridden else self._host_weights
             weights[part.kind] += part.size_bytes
@@ -373,5 +425,17 @@ def _fits(needed: int, there: int | None, spare: int) -> bool:
     return there is None or needed == 0 or needed + spare <= there
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB"
+def _usable(there: int | None, spare: int) -> int | None:
+    return None if there is None else max(there - spare, 0)
+
+
+def _shortage(side: str, needed: int, there: int, spare: int) -> str:
+    kept = f"{_bytes(spare)} kept free of {_bytes(there)}"
+    if spare >= there:
+        return f"nothing is usable on the {side} ({kept}), and {_bytes(needed)} are needed there"
+    return f"the {side} needs {_bytes(needed)}, and {_bytes(there - spare)} are usable ({kept})"
+
+
+def _bytes(size: int) -> str:
+    """In MiB where GiB would round to nothing, as the sizes of small models would."""
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"

@@ -12,7 +12,7 @@ What is still read from disk then will be read for every token to come.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +27,13 @@ from routing_lab.runtime.libllama import Buffer
 
 __all__ = [
     "CSV_COLUMNS",
+    "Choice",
     "PlacedRuntime",
     "Sample",
     "SweepRow",
     "SweepSettings",
+    "Taken",
+    "distinct",
     "expert_placements",
     "layer_placements",
     "sweep",
@@ -97,6 +100,35 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes that libllama took on one side, by what they are for.
+
+    Caches are those of attention and recurrent states; compute buffers hold logits and one batch at work. Weights that
+    are mapped count from the first to the last tensor of that side.
+    """
+
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    compute_bytes: int = 0
+
+    @classmethod
+    def by(cls, buffers: Iterable[Buffer]) -> Taken:
+        """Add up the buffers of one side."""
+        sums = {"weight_bytes": 0, "cache_bytes": 0, "compute_bytes": 0}
+        for buffer in buffers:
+            sums[_PARTS.get(buffer.use, "compute_bytes")] += buffer.size_bytes
+        return cls(**sums)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.cache_bytes + self.compute_bytes
+
+
+_PARTS: Final = {"model": "weight_bytes", "KV": "cache_bytes", "RS": "cache_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
 class SweepRow:
     """A placement, what libllama took for it on each side, and its turns; ``error`` says why there are none.
 
@@ -105,11 +137,26 @@ class SweepRow:
     """
 
     placement: Placement
-    device_bytes: int = 0
-    host_bytes: int = 0
+    device: Taken = Taken()
+    host: Taken = Taken()
     samples: tuple[Sample, ...] = ()
     ratio: SpeedRatio | None = None
     error: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name, or what it is."""
+        return self.placement.name or self.placement.describe()
+
+    @property
+    def device_bytes(self) -> int:
+        """What libllama took of the device."""
+        return self.device.total_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What libllama took of the host."""
+        return self.host.total_bytes
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -133,6 +180,9 @@ class SweepRow:
             "ratio_high": self.ratio and self.ratio.high,
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
+            "host_weight_bytes": self.host.weight_bytes,
+            "host_cache_bytes": self.host.cache_bytes,
+            "host_compute_bytes": self.host.compute_bytes,
             "resident_bytes": self.most("resident_bytes"),
             "swapped_bytes": self.most("swapped_bytes"),
             "major_faults": self.most("major_faults"),
@@ -142,6 +192,70 @@ class SweepRow:
 
 
 CSV_COLUMNS: Final = tuple(SweepRow(Placement()).to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The placement that a sweep speaks for: of the fastest and those equal to it, the one that takes least.
+
+    ``equal`` are the placements whose rate, round by round, is not below that of the fastest beyond the interval. Among
+    them the fewest bytes of the device count, then the fewest of the host, then the rate. ``others`` is how many ran
+    besides the chosen one.
+    """
+
+    chosen: SweepRow
+    fastest: SweepRow
+    equal: tuple[SweepRow, ...]
+    others: int = 0
+
+    @classmethod
+    def of(cls, rows: Sequence[SweepRow], confidence: float = 0.95) -> Choice | None:
+        """Choose among those that ran, ``None`` where none did or there were too few rounds for an interval."""
+        ran = [row for row in rows if len(row.samples) >= fewest_rounds(confidence)]
+        if not ran:
+            return None
+        fastest = max(ran, key=_rate)
+        equal = tuple(row for row in ran if row is not fastest and _reaches(row, fastest, confidence))
+        chosen = min((fastest, *equal), key=lambda row: (row.device_bytes, row.host_bytes, -_rate(row)))
+        return cls(chosen, fastest, equal, len(ran) - 1)
+
+    def describe(self) -> str:
+        """One line: which, and why."""
+        if not self.others:
+            return f"{self.chosen.title}: no other placement ran"
+        if not self.equal:
+            return f"{self.chosen.title}: the fastest, beyond the interval of any other"
+        if self.chosen is self.fastest:
+            others = "; ".join(row.title for row in self.equal)
+            return f"{self.chosen.title}: the fastest, and the smallest of those equal within the interval ({others})"
+        less = self.chosen.device_bytes < self.fastest.device_bytes
+        what = "least of the device" if less else "least memory"
+        equal = f"those equal within the interval, the fastest ({self.fastest.title}) among them"
+        return f"{self.chosen.title}: takes the {what} of {equal}"
+
+
+def _rate(row: SweepRow) -> float:
+    return row.tokens_per_s or 0.0
+
+
+def _reaches(row: SweepRow, fastest: SweepRow, confidence: float) -> bool:
+    rates = [[sample.tokens_per_s for sample in one.samples] for one in (row, fastest)]
+    return SpeedRatio.from_rates(rates[0], rates[1], confidence).high >= 1
+
+
+def distinct(placements: Iterable[Placement]) -> tuple[list[Placement], list[str]]:
+    """The placements without those that put everything where another one does, and a line for each left out."""
+    kept: list[Placement] = []
+    said: list[str] = []
+    for placement in placements:
+        same = next((other for other in kept if other.same_place(placement)), None)
+        if same is None:
+            kept.append(placement)
+        elif same.name == placement.name:
+            said.append(f"{same.name!r} was asked for twice and is measured once")
+        else:
+            said.append(f"{placement.name!r} is the same placement as {same.name!r} and is measured as that")
+    return kept, list(dict.fromkeys(said))
 
 
 def expert_placements(facts: ModelFacts, asked: Sequence[str]) -> list[Placement]:
@@ -217,7 +331,7 @@ class _Sweep:
     settings: SweepSettings
     report: Callable[[str], None]
     _samples: dict[int, list[Sample]] = field(default_factory=dict)
-    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _sizes: dict[int, tuple[Taken, Taken]] = field(default_factory=dict)
     _errors: dict[int, str] = field(default_factory=dict)
     _kept: dict[int, PlacedRuntime] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -261,8 +375,8 @@ class _Sweep:
     def _measure(self, which: int, runtime: PlacedRuntime) -> None:
         buffers = runtime.buffers
         self._sizes[which] = (
-            sum(buffer.size_bytes for buffer in buffers if buffer.on_device),
-            sum(buffer.size_bytes for buffer in buffers if not buffer.on_device),
+            Taken.by(buffer for buffer in buffers if buffer.on_device),
+            Taken.by(buffer for buffer in buffers if not buffer.on_device),
         )
         prompt_tokens = self.settings.prompt_tokens
         runtime.decode_timing(tokens=self.settings.warmup_tokens, prompt_tokens=prompt_tokens)
@@ -279,15 +393,15 @@ class _Sweep:
         self._samples.setdefault(which, []).append(sample)
 
     def _row(self, which: int, first: int | None) -> SweepRow:
-        device_bytes, host_bytes = self._sizes.get(which, (0, 0))
+        device, host = self._sizes.get(which, (Taken(), Taken()))
         error = self._errors.get(which)
         if error is not None or first is None:
-            return SweepRow(self.placements[which], device_bytes, host_bytes, error=error)
+            return SweepRow(self.placements[which], device, host, error=error)
         rates = [[sample.tokens_per_s for sample in self._samples[index]] for index in (which, first)]
         ratio = None  # before there are rounds enough for an interval
         if len(rates[0]) >= fewest_rounds(self.settings.confidence):
             ratio = SpeedRatio.from_rates(rates[0], rates[1], self.settings.confidence)
-        return SweepRow(self.placements[which], device_bytes, host_bytes, tuple(self._samples[which]), ratio)
+        return SweepRow(self.placements[which], device, host, tuple(self._samples[which]), ratio)
 
 
 def _count(entry: str, most: int) -> int:

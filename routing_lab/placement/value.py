@@ -206,11 +206,17 @@ class Placement:
         """Whether both put everything in the same place, whatever they are called."""
         return self.describe() == other.describe()
 
-    def describe(self) -> str:
-        """One line for a table or a report; equal for placements that are the same but for their name."""
+    def describe(self, layers: int | None = None) -> str:
+        """One line for a table or a report; equal for placements that are the same but for their name.
+
+        ``layers`` is how many the model has, its output layer among them: more than those are called all of them.
+        """
         if self.gpu_layers == 0:
             return "everything in host memory"
-        parts = [f"the last {self.gpu_layers} layers on the device"]
+        if layers is not None and self.gpu_layers >= layers:
+            parts = [f"all {layers} layers on the device"]
+        else:
+            parts = [f"the last {self.gpu_layers} layers on the device" if self.gpu_layers > 1 else _ONE_LAYER]
         if self.host_experts:
             parts.append(f"routed experts of blocks {format_blocks(self.host_experts)} in host memory")
         parts += [
@@ -224,6 +230,7 @@ class Placement:
         return ", ".join(parts)
 
 
+_ONE_LAYER: Final = "the last layer (the output) on the device"
 _OF_EXPERTS: Final = frozenset({TensorKind.UP_EXPERTS, TensorKind.GATE_EXPERTS, TensorKind.DOWN_EXPERTS})
 
 

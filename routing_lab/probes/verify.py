@@ -41,6 +41,9 @@ SAFETY: Final = 2.0
 WORTHWHILE: Final = 0.5
 """Share of doubtful completions from which on checking drafts is left alone."""
 
+MENTIONED: Final = 0.005
+"""Share of doubtful completions from which on their number is said; below it stands that there are some."""
+
 CALIBRATION_PROBES: Final = 12
 """Probes that are decoded anew under another schedule to compare with; the baseline's are compared as well."""
 
@@ -62,15 +65,15 @@ class Calibration:
     reason: str | None = None
 
     def describe(self) -> str:
-        """The calibration in one sentence."""
+        """The calibration in one sentence for people; the numbers are in the fields."""
         if self.reason:
-            return f"every answer is decoded: {self.reason}"
+            return f"Every answer was decoded: {self.reason}."
         if self.identical == self.positions:
-            return f"batches agree with single tokens to the last bit ({self.positions} positions)"
-        return (
-            f"batches differ from single tokens by up to {self.largest_difference:.2g} logits ({self.positions} "
-            f"positions); margins below {self.tie_margin:.2g} are decoded ({self.doubtful:.0%} of the completions)"
+            return "Answers were checked, not decoded; none could be too close to call."
+        share = (
+            f"{self.doubtful:.0%}".replace("%", " %") if self.doubtful >= MENTIONED or not self.doubtful else "< 1 %"
         )
+        return f"Answers were checked, not decoded; {share} of them were too close to call and were decoded."
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -195,9 +198,7 @@ def _weighed(pairs: Sequence[tuple[float, float]], smallest: Sequence[float]) ->
     doubtful = sum(margin < tie_margin for margin in smallest) / len(smallest)
     reason = None
     if doubtful > WORTHWHILE:
-        reason = (
-            f"batches differ by up to {largest:.2g} logits, and {doubtful:.0%} of the completions have closer calls"
-        )
+        reason = f"{100 * doubtful:.0f} % of the answers are too close to call by checking them ({largest:.2g} logits)"
     return Calibration(tie_margin, len(pairs), differences.count(0.0), largest, doubtful, reason)
 
 

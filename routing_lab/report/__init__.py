@@ -14,7 +14,7 @@ from routing_lab.report.frames import (
     study_frame,
 )
 from routing_lab.report.joint import JointRow, joint_fields, joint_rows, joint_table
-from routing_lab.report.placements import figure_sweep, published_table, sweep_table
+from routing_lab.report.placements import figure_sweep, memory_table, published_table, sweep_table
 from routing_lab.report.sensitivity import (
     SingleCut,
     figure_sensitivity,
@@ -45,6 +45,7 @@ __all__ = [
     "joint_fields",
     "joint_rows",
     "joint_table",
+    "memory_table",
     "published_frame",
     "published_table",
     "schedule_strip",

@@ -63,7 +63,7 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 _MARK: Final[dict[str, Any]] = {"markersize": 7.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
 _SPEED_LABEL: Final = "decode speed ÷ baseline decode speed"
-_CUT: Final = "\n(until the run stopped)"
+_CUT: Final = "\n(of those asked until the run stopped)"
 _BASELINE: Final[dict[str, Any]] = {"color": "#555555", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 
@@ -81,8 +81,11 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
     """Every finished trial of a study: decode speed against the share of gate probes it answered correctly.
 
     ``frame`` is a ``study_frame``. Horizontal bars are the interval of the speed ratio; the stepped line joins the
-    trials that no other beats in both directions (``frontier``). A gate that fails fast stops at its first
-    wrong answer, so a point below 1 says how far the run came, not how many probes the schedule would get right.
+    trials that no other beats in both directions (``frontier``). A gate that fails fast stops at its first wrong
+    answers, so a point below 1 is a share of the probes that were asked, not of all that the schedule would get right.
+
+    Where every trial that was timed passed (the gate came first, and only what passes it is timed), the share says
+    nothing: then the experts consulted take its place, and the fastest is named.
 
     Raises ``UsageError`` where no trial has both a ratio and a verdict.
     """
@@ -90,26 +93,77 @@ def figure_frontier(frame: pd.DataFrame, *, title: str = "screening, not validat
     if shown.empty:
         raise UsageError("the study has no finished trial to draw")
     verdicts = list(dict.fromkeys(str(verdict) for verdict in shown["verdict"]))
+    upwards = "total_experts" if verdicts == ["pass"] else "share_correct"
     with canvas(7.2, 4.2) as figure:
         axes = figure.add_subplot()
         _draw_baseline(axes)
-        line = _draw_frontier(axes, shown)
+        line = [] if verdicts == ["pass"] else _draw_frontier(axes, shown)
         for verdict in verdicts:
-            _draw_trials(axes, shown[shown["verdict"] == verdict], _LOOKS[verdict])
+            _draw_trials(axes, shown[shown["verdict"] == verdict], _LOOKS[verdict], upwards)
         axes.set_xlabel(_SPEED_LABEL)
-        cut = (shown["probes_run"] < shown["probes_total"]).any()
-        axes.set_ylabel(f"share of gate probes answered correctly{_CUT if cut else ''}")
-        axes.set_ylim(shown["share_correct"].min() - 0.05, 1.03)
-        axes.set_xlim(*_span(shown["speed_ratio"]))
-        axes.set_title(f"{len(shown)} trials ({visible(title)})", parse_math=False)
-        _legend(figure, verdicts, line)
+        axes.set_xlim(*_span(shown))
+        if upwards == "share_correct":
+            _scale_shares(axes, shown)
+        else:
+            _scale_experts(axes, shown)
+        axes.set_title(f"{_how_many(frame, shown)} ({visible(title)})", parse_math=False)
+        _legend(figure, verdicts, *line)
     return figure
 
 
-def _span(ratios: pd.Series[float]) -> tuple[float, float]:
-    """Limits of a speed axis: all ratios and the baseline. A very wide interval runs out of it and sets no scale."""
+def _how_many(frame: pd.DataFrame, shown: pd.DataFrame) -> str:
+    """How many trials are drawn, of how many that the search itself evaluated."""
+    from routing_lab.search.records import SINGLE_CUT
+
+    of_search = (frame["origin"] != SINGLE_CUT) & (frame["ending"] == "evaluated")
+    trials = max(int(of_search.sum()), len(shown))
+    if len(shown) == trials:
+        return f"{trials} trials"
+    why = ", the others failed the gate" if (shown["verdict"] == "pass").all() else ""
+    return f"{len(shown)} of {trials} trials were timed{why}"
+
+
+def _scale_shares(axes: Axes, shown: pd.DataFrame) -> None:
+    """From the least share to 1, which no share exceeds; marks at the edge are drawn whole."""
+    cut = (shown["asked"] < shown["probes_total"]).any()
+    axes.set_ylabel(f"share of gate probes answered correctly{_CUT if cut else ''}")
+    axes.set_ylim(shown["share_correct"].min() - 0.05, 1.0)
+    for drawn in axes.containers:
+        drawn[0].set_clip_on(False)
+
+
+def _scale_experts(axes: Axes, shown: pd.DataFrame) -> None:
+    """Whole numbers of experts, and the name of the fastest trial beside it."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_ylabel("experts consulted per token, all blocks")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(y=0.15)
+    best = shown.nlargest(1, "speed_ratio").to_dict("records")[0]
+    low, high = axes.get_xlim()
+    beyond = best["speed_ratio"] > (low + high) / 2
+    axes.annotate(
+        f"fastest: trial {best['trial']}",
+        (best["speed_ratio"], best["total_experts"]),
+        xytext=(0, -14),
+        textcoords="offset points",
+        ha="right" if beyond else "left",
+        fontsize=8,
+        color="#333333",
+    )
+
+
+def _span(frame: pd.DataFrame) -> tuple[float, float]:
+    """Limits of a speed axis: all ratios with their intervals, and the baseline.
+
+    An interval that reaches further than all ratios do runs out of the axis and sets no scale.
+    """
+    ratios = frame["speed_ratio"]
     low, high = min(ratios.min(), 1.0), max(ratios.max(), 1.0)
-    margin = max(0.07 * (high - low), 0.01)
+    reach = max(high - low, 0.1)
+    low = min([low, *(end for end in frame["ratio_low"].dropna() if end >= low - reach)])
+    high = max([high, *(end for end in frame["ratio_high"].dropna() if end <= high + reach)])
+    margin = max(0.05 * (high - low), 0.01)
     return low - margin, high + margin
 
 
@@ -119,20 +173,23 @@ def _draw_baseline(axes: Axes) -> None:
     axes.annotate("baseline", (1.0, 0.02), xycoords=("data", "axes fraction"), **look)
 
 
-def _draw_frontier(axes: Axes, trials: pd.DataFrame) -> Artist:
+def _draw_frontier(axes: Axes, trials: pd.DataFrame) -> list[Artist]:
+    """The stepped line; none where one trial beats all others, for a line of one point cannot be seen."""
     best = frontier(trials)
+    if len(best) == 1:
+        return []
     # To the left of a trial there is always that trial itself to take: the step comes before the point.
     (line,) = axes.step(
         best["speed_ratio"], best["share_correct"], where="pre", color="#999999", zorder=1, label="nothing beats these"
     )
-    return line
+    return [line]
 
 
-def _draw_trials(axes: Axes, trials: pd.DataFrame, look: _Look) -> None:
+def _draw_trials(axes: Axes, trials: pd.DataFrame, look: _Look, upwards: str) -> None:
     ends = [trials["speed_ratio"] - trials["ratio_low"], trials["ratio_high"] - trials["speed_ratio"]]
     faint: dict[str, Any] = {"elinewidth": 0.9, "ecolor": f"{look.colour}50"}
     axes.errorbar(
-        trials["speed_ratio"], trials["share_correct"], xerr=ends, fmt=look.marker, color=look.colour, **faint, **_MARK
+        trials["speed_ratio"], trials[upwards], xerr=ends, fmt=look.marker, color=look.colour, **faint, **_MARK
     )
 
 
@@ -210,7 +267,7 @@ def _draw_schedules(axes: Axes, frame: pd.DataFrame) -> None:
         axes.plot([row["speed_ratio"]], [position], look.marker, color=look.colour, **_MARK)
     _name_rows(axes, [row["schedule"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(*_span(frame["speed_ratio"]))
+    axes.set_xlim(*_span(frame))
     axes.grid(visible=False, axis="y")
 
 

@@ -38,7 +38,7 @@ _STUDY_DTYPES: Final[Mapping[str, str]] = {
     "accepted": "bool",
     "probes_correct": "int64",
     "probes_failed": "int64",
-    "probes_run": "int64",
+    "asked": "int64",
     "probes_total": "int64",
     "share_correct": "float64",
     "first_failure": "string",
@@ -56,9 +56,9 @@ def study_frame(study: StudyRecord) -> pd.DataFrame:
     """One row per finished trial, in the order they ran; screening results.
 
     Speeds are decode rates in tokens per second; ``speed_ratio`` is candidate over baseline, with the ends of its
-    interval beside it. ``share_correct`` is ``probes_correct / probes_total``, NaN where the gate did not run; under
-    a gate that fails fast it says how far the run came. ``block_<n>`` holds the experts consulted in block n, for every
-    block that routes.
+    interval beside it. ``asked`` of the ``probes_total`` gate probes were asked, fewer where the run stopped at its
+    first failures, and ``share_correct`` is ``probes_correct / asked``, NaN where the gate did not run. ``block_<n>``
+    holds the experts consulted in block n, for every block that routes.
     """
     import pandas as pd
 
@@ -88,9 +88,9 @@ def _trial_row(trial: TrialRecord) -> dict[str, Any]:
         "accepted": trial.accepted,
         "probes_correct": verdict.passed,
         "probes_failed": verdict.failed,
-        "probes_run": verdict.run,
+        "asked": verdict.run,
         "probes_total": verdict.total,
-        "share_correct": verdict.passed / verdict.total if verdict.run else None,
+        "share_correct": verdict.passed / verdict.run if verdict.run else None,
         "first_failure": None if failed is None else failed.probe,
         "first_failure_status": None if failed is None else failed.status.value,
         "smallest_margin": trial.smallest_margin,

@@ -5,12 +5,14 @@ Screening and validated results never share a table, and every title says which 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["certificate_table", "evaluation_table", "screening_table", "validated_table"]
 
+_UNBOUNDED: Final = 10_000
+"""Wide enough for a table to be as wide as it is."""
+
 # The word says it; sign and colour say it again.
 _SIGNS: Final = {
     Result.PASS.value: ("✓", "blue"),
@@ -45,38 +50,67 @@ _SIGNS: Final = {
 def evaluation_table(evaluation: Evaluation) -> RenderableType:
     """The study's figure 1 for the schedules of an evaluation: speed beside what became of the answers.
 
-    The ratio is to the baseline, its interval in brackets (median decode rates beside it); of answers that are not all
-    correct the first failing probe is named. Prompts have a ratio of their own where that was measured. Below stands
-    why a schedule could not be measured, how the answers were found, and whether the machine was quiet.
+    The ratio is to the baseline, its interval in brackets (median decode rates beside it). Prompts have a ratio of
+    their own where that was measured. Below stands why a schedule could not be measured or judged, how the answers were
+    found, and whether the machine was quiet. Names stand above their rows where both do not fit in a line.
     """
     prefill = any(row.prefill for row in evaluation.rows)
+    shown = (evaluation.baseline, *evaluation.rows)
     table = _table()
-    table.add_column("schedule", overflow="fold", ratio=1)
     table.add_column("experts", justify="right", no_wrap=True)
     _add_speed_columns(table, evaluation.baseline.speed)
     if prefill:
         table.add_column("prompts", justify="right", no_wrap=True)
     table.add_column("s/answer", justify="right", no_wrap=True)
-    table.add_column("answers")
-    for row in (evaluation.baseline, *evaluation.rows):
-        cells: list[RenderableType] = [Text(visible(row.schedule.name)), str(row.total_experts), *_speed(row.speed)]
+    table.add_column("answers", no_wrap=True)
+    seconds = _alike([row.seconds_per_correct for row in shown])
+    for row, each in zip(shown, seconds, strict=True):
+        cells: list[RenderableType] = [str(row.total_experts), *_speed(row.speed)]
         cells += [f"{row.prefill.ratio:.3f}" if row.prefill else ""] if prefill else []
-        table.add_row(*cells, _significant(row.seconds_per_correct), _answers(row.verdict, row.outcomes))
-    return _page("Evaluation: decode speed and gate answers beside the baseline", table, _notes(evaluation))
+        table.add_row(*cells, each, _answers(row.verdict, row.outcomes))
+    named = _NamedRows("schedule", tuple(visible(row.schedule.name) for row in shown), table)
+    return _page("Evaluation: decode speed and gate answers beside the baseline", named, _notes(evaluation))
 
 
-def _significant(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.3g}"
+@dataclass(frozen=True, slots=True)
+class _NamedRows:
+    """A table with one line to a row, and names: in front of the rows, or above them where that does not fit."""
+
+    head: str
+    names: tuple[str, ...]
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = console.render_lines(self.table, options.update_width(_UNBOUNDED), pad=False)
+        widest = max(cell_len(name) for name in (self.head, *self.names)) + 2
+        lines = [Text.assemble(*((one.text, one.style or "") for one in row)) for row in rows]
+        beside = widest + max(line.cell_len for line in lines) <= options.max_width
+        for number, (name, line) in enumerate(zip((self.head, *self.names), lines, strict=True)):
+            label = Text(name, style="" if number else "dim")
+            if beside:
+                label.pad_right(widest - cell_len(name))
+                yield label + line
+            else:
+                yield from ([label, line] if number else [line])
+
+
+def _alike(seconds: Sequence[float | None]) -> list[str]:
+    """Seconds with the same decimals in every row: as many as give the smallest three digits that count."""
+    known = [value for value in seconds if value]
+    decimals = max(0, 2 - math.floor(math.log10(min(known)))) if known else 0
+    return ["" if value is None else f"{value:.{decimals}f}" for value in seconds]
 
 
 def _notes(evaluation: Evaluation) -> Iterator[str]:
+    undecided = (row for row in evaluation.rows if row.error is None and row.verdict.result is Result.UNDECIDED)
+    yield from (f"{row.schedule.name}: undecided, {row.verdict.reason}" for row in undecided)
     yield from (f"{row.schedule.name}: {row.error}" for row in evaluation.rows if row.error is not None)
     yield "s/answer: seconds of decoding for each correct answer."
     beaten = [row.schedule.name for row in evaluation.rows if row.speed and row.speed.ended is Ended.BEATEN]
     if beaten:
         yield f"Measured no further, surely slower than one that passed: {', '.join(beaten)}."
     if evaluation.calibration:
-        yield f"Answers of other schedules: {evaluation.calibration.describe()}."
+        yield evaluation.calibration.describe()
     yield from (f"The machine was not quiet: {warning}." for warning in evaluation.warnings())
 
 
@@ -112,11 +146,12 @@ def _baseline_notes(study: StudyRecord) -> Iterator[str]:
     if study.baseline is None:
         yield "The baseline was not measured yet."
         return
-    yield f"Baseline: {study.baseline.tokens_per_s:.1f} tokens/s, {_answers_text(study.baseline.verdict)}."
+    rate = f"{_rate(study.baseline.tokens_per_s)} tokens/s (measured once, at the start)"
+    yield f"Baseline: {rate}, {_answers_text(study.baseline.verdict)}."
     if study.baseline.failures:
         yield f"Probes that the baseline fails: {', '.join(study.baseline.failures)}."
     if study.baseline.calibration:
-        yield f"Gate: the baseline's answers are checked as drafts; {study.baseline.calibration.describe()}."
+        yield study.baseline.calibration.describe()
 
 
 def _skipped_notes(study: StudyRecord) -> Iterator[str]:
@@ -158,10 +193,11 @@ class _Validated:
         return cls(f"└ {schedule.name}", schedule.experts_used, even.speed, even.gate, even.holdout, even.accepted)
 
 
-def validated_table(results: Sequence[AcceptanceResult]) -> RenderableType:
+def validated_table(results: Sequence[AcceptanceResult], certificate: Certificate | None = None) -> RenderableType:
     """The acceptance run: each schedule with the even spread of the same total below it, then every objection.
 
     ``holdout`` is accuracy on fresh probes; in brackets the difference to the baseline's on the same ones, in points.
+    Of the schedule that got the ``certificate`` everything that its own table says follows, and why it is that one.
     """
     table = _validated_table(results[0].speed if results else None)
     for position, result in enumerate(results):
@@ -170,8 +206,52 @@ def validated_table(results: Sequence[AcceptanceResult]) -> RenderableType:
         _add_validated(table, _Validated.of_result(result, format_counts(dict(result.schedule.experts_used))))
         if result.even_spread is not None:
             _add_validated(table, _Validated.of_even_spread(result.even_spread))
-    objections = (f"{result.schedule.name}: {reason}" for result in results for reason in result.acceptance.reasons)
-    return _page("Acceptance run (validated)", table, objections)
+    return _page("Acceptance run (validated)", table, _acceptance_notes(results, certificate))
+
+
+def _acceptance_notes(results: Sequence[AcceptanceResult], certificate: Certificate | None) -> Iterator[str]:
+    for result in results:
+        yield from (f"{result.schedule.name}: {reason}" for reason in result.acceptance.reasons)
+        even = result.even_spread
+        if even is not None:
+            yield from (f"└ {even.schedule.name}: {reason}" for reason in result.even_spread_reasons)
+    yield from (changed for result in results if (changed := _changed(result.schedule.name, result.holdout)))
+    yield from _choice(results)
+    if certificate is not None:
+        yield from _certificate_notes(certificate)
+    for result in results:
+        warnings = result.speed.warnings()
+        yield from (f"The machine was not quiet (measuring {result.schedule.name}): {one}." for one in warnings)
+
+
+def _changed(name: str, holdout: PairedDifference) -> str:
+    """The holdout probes that a schedule loses and gains against the baseline; empty where it changes none."""
+    parts = [
+        f"{len(ids)} {what} ({_named(ids)})"
+        for ids, what in ((holdout.lost, "lost"), (holdout.gained, "gained"))
+        if ids
+    ]
+    return f"{name} on the holdout, against the baseline: {', '.join(parts)}." if parts else ""
+
+
+def _named(probes: Sequence[str], most: int = 5) -> str:
+    return ", ".join(probes[:most]) + (f" and {len(probes) - most} more" if len(probes) > most else "")
+
+
+def _choice(results: Sequence[AcceptanceResult]) -> Iterator[str]:
+    """Why the fastest accepted schedule did not get the certificate, where it did not."""
+    from routing_lab.validate import best_of
+
+    accepted = [result for result in results if result.acceptance.accepted]
+    if not accepted:
+        return
+    best, fastest = best_of(accepted), max(accepted, key=lambda result: result.speed.ratio)
+    if best is not fastest:
+        right = best.holdout.candidate_correct, fastest.holdout.candidate_correct
+        yield (
+            f"{fastest.schedule.name} and {best.schedule.name} are equally fast within the intervals; "
+            f"{best.schedule.name} has more right answers on the holdout ({right[0]} against {right[1]})."
+        )
 
 
 def certificate_table(certificate: Certificate) -> RenderableType:
@@ -182,15 +262,19 @@ def certificate_table(certificate: Certificate) -> RenderableType:
     _add_validated(table, _Validated(schedule.name, schedule.experts_used, speed, gate, holdout, accepted=True))
     if even is not None:
         _add_validated(table, _Validated.of_even_spread(even))
-    return _page(f"Certificate of {certificate.created} (validated)", table, _certificate_notes(certificate))
+    changed = _changed(schedule.name, holdout)
+    notes = [*([changed] if changed else []), *_certificate_notes(certificate)]
+    return _page(f"Certificate of {certificate.created} (validated)", table, notes)
 
 
 def _certificate_notes(certificate: Certificate) -> Iterator[str]:
     bound, holdout, even = certificate.holdout_failure_bound_95, certificate.holdout, certificate.even_spread
-    yield f"Rule: {certificate.acceptance_rule.describe()}."
+    least = certificate.speed_rule.min_ratio_low
+    yield f"Rule: {certificate.acceptance_rule.describe()}; the speed ratio's interval wholly above {least:g}."
     yield (
-        f"Holdout against the baseline: {_points(holdout.difference)} "
-        f"[{_points(holdout.low)}, {_points(holdout.high)}] points; at most {bound:.1%} of fresh questions fail (95 %)."
+        f"{certificate.schedule.name} on the holdout, against the baseline: {_points(holdout.difference)} "
+        f"[{_points(holdout.low)}, {_points(holdout.high)}] points; at most {100 * bound:.1f} % of fresh questions "
+        "fail (95 %)."
     )
     if even is not None:
         over = even.certified_over_even
@@ -225,7 +309,7 @@ def _table() -> Table:
     return Table(box=None, pad_edge=False, header_style="dim")
 
 
-def _page(title: str, table: Table, notes: Iterable[str]) -> RenderableType:
+def _page(title: str, table: RenderableType, notes: Iterable[str]) -> RenderableType:
     """Title, table, notes. The title is no part of the table: rich would wrap it to the width of a narrow one."""
     return Group(Text(visible(title), style="bold"), table, *(Text(visible(note), style="dim") for note in notes))
 
@@ -236,11 +320,20 @@ def _add_speed_columns(table: Table, example: SpeedRatio | None) -> None:
 
 
 def _ratio_header(example: SpeedRatio | None) -> str:
-    return "speed ratio" if example is None else f"speed ratio [{example.confidence:.0%}]"
+    return "speed ratio" if example is None else f"speed ratio [{_percent(example.confidence)}]"
+
+
+def _percent(confidence: float) -> str:
+    """Two decimals at most, and rounded down: an interval covers no less than its head says."""
+    return f"{math.floor(1e4 * confidence + 1e-6) / 100:g} %"
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.1f}"
 
 
 def _speed(speed: SpeedRatio | None) -> tuple[str, str]:
-    return ("not measured", "") if speed is None else (_interval(speed), f"{speed.candidate_tokens_per_s:.1f}")
+    return ("not measured", "") if speed is None else (_interval(speed), _rate(speed.candidate_tokens_per_s))
 
 
 def _interval(speed: SpeedRatio) -> str:
@@ -258,16 +351,17 @@ def _breakable(key: str) -> str:
 
 
 def _answers(verdict: Verdict, outcomes: Sequence[Outcome]) -> Text:
-    """How many answers were right, and of the first that counts against the schedule what was wrong with it."""
-    failed = next((outcome for outcome in outcomes if outcome.probe in verdict.failures), None)
-    if verdict.result is Result.FAIL and failed is not None:
-        more = f" (+{len(verdict.failures) - 1})" if len(verdict.failures) > 1 else ""
-        return _signed(failed.status, f"{failed.status.replace('_', ' ')}: {failed.probe}{more}")
-    return _signed(verdict.result, _answers_text(verdict))
+    """How many answers were right, or how many of those asked were not, and in which way."""
+    if verdict.result is not Result.FAIL:
+        return _signed(verdict.result, _answers_text(verdict))
+    kinds = {outcome.status for outcome in outcomes if outcome.probe in verdict.failures}
+    kind = next(iter(kinds)) if len(kinds) == 1 else Status.WRONG_ANSWER
+    word = {Status.WRONG_ANSWER: "wrong", Status.NO_FINAL_ANSWER: "unanswered"}[kind] if len(kinds) == 1 else "failed"
+    return _signed(kind, f"{len(verdict.failures)} of {verdict.run} {word}")
 
 
 def _answers_text(verdict: Verdict) -> str:
-    return verdict.reason if verdict.result is Result.UNDECIDED else f"{verdict.passed}/{verdict.total} correct"
+    return "undecided" if verdict.result is Result.UNDECIDED else f"{verdict.passed}/{verdict.total} correct"
 
 
 def _signed(word: str, text: str) -> Text:

@@ -19,7 +19,7 @@ class Completion:
 
     def __init__(self, engine: Engine, stop: Sequence[str]) -> None:
         self._engine = engine
-        self._stops = [text.encode() for text in stop]
+        self._stops = [text.encode("utf-8", "surrogatepass") for text in stop]  # half a character matches nothing
         self._text = bytearray()
         self.tokens: list[int] = []
         self.stopped = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,7 +164,7 @@ class Engine:
             params.kv_overrides = scalar
         # What is said while loading may explain a failure; the chatter of every new context would drown it, and costs.
         self._log.lowest = LOG_INFO
-        model = self.api.llama_model_load_from_file(self.spec.model.encode(), params)
+        model = self.api.llama_model_load_from_file(os.fsencode(self.spec.model), params)
         self._log.lowest = LOG_WARN
         if not model:
             raise RuntimeUnsupportedError(f"libllama cannot load {self.spec.model}")
@@ -336,14 +337,14 @@ class Engine:
         if not template:
             raise RuntimeUnsupportedError(f"{self.spec.model} has no chat template; use a raw prompt")
         begin, end = (self._special_text(name) for name in ("bos", "eos"))
-        jinja2 = importlib.import_module("jinja2")
         formatter = importlib.import_module("llama_cpp.llama_chat_format").Jinja2ChatFormatter
         variables = {} if thinking is None else {"enable_thinking": thinking}
         try:
             render = formatter(template=template.decode(), eos_token=end, bos_token=begin)
             text: str = render(messages=[{"role": "user", "content": user}], **variables).prompt
-        except (jinja2.TemplateError, ValueError, TypeError) as error:  # templates refuse by ValueError
-            raise RuntimeUnsupportedError(f"the chat template of {self.spec.model} fails: {error}") from error
+        except Exception as error:  # a template is a program of the model's, which may fail in any way
+            said = str(error) or type(error).__name__
+            raise RuntimeUnsupportedError(f"the chat template of {self.spec.model} fails: {said:.300}") from error
         if begin and self.api.llama_vocab_get_add_bos(self.vocab):
             text = text.removeprefix(begin)
         return text

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from routing_lab.errors import RuntimeFailureError
-from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, WATCH_ENV
+from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, PRELOAD_ENV, WATCH_ENV, other_preloads
 from routing_lab.runtime import channel
 
-__all__ = ["LAST_BREATH_S", "LogTail", "ModelProcess", "ending"]
+__all__ = ["LAST_BREATH_S", "LogTail", "ModelProcess", "ending", "is_first_thread"]
 
 _LOG_BYTES = 16_384
 _END_S = 30.0
@@ -51,6 +51,8 @@ def _environment(library_dir: Path | None) -> dict[str, str]:
     # Meant for a server: the child gets its schedules by message.
     for name in (EXPERTS_ENV, CONTROL_ENV, WATCH_ENV):
         environment.pop(name, None)
+    if PRELOAD_ENV in environment:
+        environment[PRELOAD_ENV] = other_preloads(environment[PRELOAD_ENV])
     # The child imports the very package that runs here, however that was found.
     paths = [str(_PACKAGE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -61,7 +63,7 @@ def _environment(library_dir: Path | None) -> dict[str, str]:
     return environment
 
 
-def _is_first_thread() -> bool:
+def is_first_thread() -> bool:
     """Whether the calling thread is the one that the process began with: it lasts as long as the process."""
     return threading.get_native_id() == os.getpid()
 
@@ -79,7 +81,7 @@ class ModelProcess:
             # -P keeps the working directory out of the child's import path.
             command = [sys.executable, "-P", "-X", "faulthandler", "-m", "routing_lab.runtime.llama_child"]
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), "parent" if _is_first_thread() else "line"],
+                [*command, str(theirs.fileno()), "parent" if is_first_thread() else "line"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -156,7 +158,11 @@ def ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     reasons = {signal.SIGABRT: " (an assertion in libllama)", signal.SIGKILL: " (for instance out of memory)"}
-    return f"was ended by {signal.Signals(-code).name}{reasons.get(signal.Signals(-code), '')}"
+    try:
+        number = signal.Signals(-code)
+    except ValueError:  # most real-time signals have no name
+        return f"was ended by signal {-code}"
+    return f"was ended by {number.name}{reasons.get(number, '')}"
 
 
 def _end(process: subprocess.Popen[bytes], line: Connection) -> None:

@@ -6,22 +6,29 @@ ends with the process, and can be read only on the same machine and by the same 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from routing_lab.errors import AttestationError, RuntimeUnsupportedError
+from routing_lab.overrides import OVERRIDE_NAME
 
 __all__ = [
+    "Address",
     "BuiltBlock",
+    "ListeningSocket",
     "ServedSchedule",
     "ServerReport",
     "has_graphs",
     "listening_processes",
     "parse_report",
+    "plain_address",
     "program_of",
+    "reached",
     "read_report",
     "require_linux",
     "served_schedule",
@@ -30,8 +37,9 @@ __all__ = [
 ]
 
 _LINK = "/memfd:routing_lab_report"
-_OVERRIDE = "expert_override"  # in the name of the library's file
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
 _TRIES = 50  # a report is renewed in microseconds; a torn one this often in a row is none
 
 
@@ -130,9 +138,17 @@ def _read_whole(path: Path) -> ServerReport | None:
     raise RuntimeUnsupportedError(f"{path} holds no report that this version of routing_lab can read")
 
 
-def sockets_listening_on(port: int) -> frozenset[str]:
-    """Inodes of the TCP sockets of this machine that listen on ``port``, whoever they belong to (Linux)."""
-    found: set[str] = set()
+@dataclass(frozen=True, slots=True)
+class ListeningSocket:
+    """A TCP socket of this machine that waits for connections: its inode and the address that it is bound to."""
+
+    inode: str
+    address: Address
+
+
+def sockets_listening_on(port: int) -> tuple[ListeningSocket, ...]:
+    """The sockets that listen on ``port``, whoever they belong to (Linux)."""
+    found: list[ListeningSocket] = []
     for table in ("tcp", "tcp6"):
         try:
             rows = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
@@ -140,14 +156,37 @@ def sockets_listening_on(port: int) -> frozenset[str]:
             continue
         for row in rows:
             columns = row.split()
-            if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
-                found.add(columns[9])
-    return frozenset(found)
+            address, _, number = columns[1].rpartition(":")
+            if columns[3] == _LISTEN and int(number, 16) == port:
+                found.append(ListeningSocket(columns[9], _address(address)))
+    return tuple(found)
+
+
+def _address(text: str) -> Address:
+    """An address as /proc/net prints it: words of 32 bits, each in the byte order of the machine."""
+    words = (bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8))
+    return plain_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
+
+
+def plain_address(address: str | bytes) -> Address:
+    """``address``, an IPv4 one also where IPv6 wraps it. Raises ``ValueError`` for what is none."""
+    parsed = ipaddress.ip_address(address)
+    return (parsed.version == 6 and parsed.ipv4_mapped) or parsed  # noqa: PLR2004 - of the protocol
+
+
+def reached(sockets: Sequence[ListeningSocket], addresses: Collection[Address]) -> tuple[ListeningSocket, ...]:
+    """Those of ``sockets`` that a connection to one of ``addresses`` reaches: bound to it, else to all addresses."""
+    exact = tuple(socket for socket in sockets if socket.address in addresses)
+    return exact or tuple(socket for socket in sockets if socket.address.is_unspecified)
 
 
 def listening_processes(port: int, among: Sequence[int] | None = None) -> list[int]:
     """Processes that listen on ``port``, of those this user may look into; ``among`` narrows the search."""
-    wanted = {f"socket:[{inode}]" for inode in sockets_listening_on(port)}
+    return _holders(sockets_listening_on(port), among)
+
+
+def _holders(sockets: Sequence[ListeningSocket], among: Sequence[int] | None = None) -> list[int]:
+    wanted = {f"socket:[{socket.inode}]" for socket in sockets}
     if not wanted:
         return []
     if among is None:
@@ -182,19 +221,30 @@ def require_linux() -> None:
         raise RuntimeUnsupportedError(f"a server's report can be read only on Linux, and this is {sys.platform}")
 
 
-def server_processes(port: int) -> list[int]:
-    """The processes that listen on ``port``; at least one.
+def server_processes(port: int, addresses: Collection[Address] = ()) -> list[int]:
+    """The processes that a connection to ``port`` of one of ``addresses`` reaches (empty: of any); at least one.
 
     Raises:
-        RuntimeUnsupportedError: Nothing listens there, or the process is another user's.
+        RuntimeUnsupportedError: Nothing listens there, the process is another user's, or several have graphs and share
+            the port, so that chance decides which one answers.
     """
-    if not sockets_listening_on(port):
-        raise RuntimeUnsupportedError(f"nothing listens on port {port} of this machine")
-    if processes := listening_processes(port):
-        return processes
-    raise RuntimeUnsupportedError(
-        f"the process that listens on port {port} is another user's (or a container's); run attest as that user"
-    )
+    listening = sockets_listening_on(port)
+    sockets = reached(listening, addresses) if addresses else listening
+    if not sockets:
+        others = ", ".join(sorted({str(socket.address) for socket in listening}))
+        where = f" at {' or '.join(sorted(map(str, addresses)))}, only at {others}" if others else ""
+        raise RuntimeUnsupportedError(f"nothing listens on port {port} of this machine{where}")
+    processes = _holders(sockets)
+    if not processes:
+        raise RuntimeUnsupportedError(
+            f"the process that listens on port {port} is another user's (or a container's); run attest as that user"
+        )
+    if len(sockets) > 1 and len(serving := [one for one in processes if has_graphs(one)]) > 1:
+        raise RuntimeUnsupportedError(
+            f"processes {', '.join(map(str, serving))} all listen on port {port}, each with a schedule of its own: end "
+            "all but one, or name the address of one"
+        )
+    return processes
 
 
 def served_schedule(process: int, where: str) -> ServedSchedule:
@@ -205,6 +255,11 @@ def served_schedule(process: int, where: str) -> ServedSchedule:
         AttestationError: A block adds up another number of experts than it selects.
     """
     report = read_report(process)
+    if report is not None and report.batch and not report.decode:
+        raise RuntimeUnsupportedError(
+            f"process {process} ({program_of(process)}), {where}, runs under the override library and has built graphs "
+            "of several tokens only, as a server of several slots does when it starts: send it any request first"
+        )
     if report is None or not report.decode:
         raise RuntimeUnsupportedError(_no_report(process, where))
     for rows in (report.decode, report.batch):
@@ -229,12 +284,19 @@ def served_schedule(process: int, where: str) -> ServedSchedule:
 def has_graphs(process: int) -> bool:
     """Whether ``process`` reports graphs with routed experts."""
     report = read_report(process)
-    return report is not None and bool(report.decode)
+    return report is not None and bool(report.decode or report.batch)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether it is gone, or only not collected yet (a zombie, which has no files and no memory)."""
+    return _read_text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"], ["X"])
 
 
 def _no_report(process: int, where: str) -> str:
+    if _has_ended(process):
+        return f"process {process}, {where}, has just ended"
     named = f"process {process} ({program_of(process)}), {where},"
-    if _OVERRIDE in _read_text(Path(f"/proc/{process}/maps")):
+    if OVERRIDE_NAME in _read_text(Path(f"/proc/{process}/maps")):
         return (
             f"{named} runs under the override library and has built no graph yet: it is still loading, has no routed "
             "experts, or its libllama does not call the library (linked with -Bsymbolic)"

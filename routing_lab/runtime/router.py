@@ -12,6 +12,8 @@ import http.client
 import json
 import re
 import shlex
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +22,17 @@ from urllib.parse import SplitResult, urlsplit
 from routing_lab.errors import AttestationError, RuntimeUnsupportedError, UsageError
 from routing_lab.overrides import ServerCommand
 from routing_lab.runtime.report import (
+    Address,
     ServedSchedule,
     has_graphs,
+    plain_address,
     program_of,
     require_linux,
     served_schedule,
     server_processes,
+    sockets_listening_on,
 )
+from routing_lab.visible import visible
 
 __all__ = ["ServedModel", "ServedRouter", "served_at"]
 
@@ -104,8 +110,8 @@ def served_at(url: str) -> ServedSchedule | ServedRouter:
         AttestationError: A block adds up another number of experts than it selects.
     """
     require_linux()
-    parts, port = _local(url)
-    processes = server_processes(port)
+    parts, port, addresses = _local(url)
+    processes = server_processes(port, addresses)
     for process in processes:
         if not has_graphs(process) and (router := _router(process, parts)) is not None:
             return router
@@ -113,20 +119,27 @@ def served_at(url: str) -> ServedSchedule | ServedRouter:
     return served_schedule(process, f"which listens on port {port}")
 
 
-def _local(url: str) -> tuple[SplitResult, int]:
+def _local(url: str) -> tuple[SplitResult, int, frozenset[Address]]:
+    """The address in parts, its port, and the addresses of this machine that it may mean (none: any)."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"{url} is no address such as http://127.0.0.1:8080: {error}") from None
-    if not host or port is None or parts.scheme not in {"http", "https"}:
+    if not host or not port or parts.scheme not in {"http", "https"}:
         raise UsageError(f"{url} is no address with a port, such as http://127.0.0.1:8080")
-    if not (host in {"localhost", "::1", "0.0.0.0"} or host.startswith("127.")):  # noqa: S104 - compared, not bound
-        raise RuntimeUnsupportedError(
-            f"{host} is not this machine's loopback: a server's report can be read only on the machine that it runs "
-            f"on, so run attest there, with http://127.0.0.1:{port}"
-        )
-    return parts, port
+    if host == "localhost":
+        return parts, port, frozenset(map(plain_address, ("127.0.0.1", "::1")))
+    with contextlib.suppress(ValueError):
+        address = plain_address(host)
+        if address.is_unspecified:  # as a server prints it that listens everywhere
+            return parts, port, frozenset()
+        if address.is_loopback or any(address == socket.address for socket in sockets_listening_on(port)):
+            return parts, port, frozenset([address])
+    raise RuntimeUnsupportedError(
+        f"{host} is not this machine's loopback: a server's report can be read only on the machine that it runs on, so "
+        f"run attest there, with http://127.0.0.1:{port}"
+    )
 
 
 def _router(process: int, url: SplitResult) -> ServedRouter | None:
@@ -139,7 +152,7 @@ def _router(process: int, url: SplitResult) -> ServedRouter | None:
     if not is_router and names is None:
         return None
     return ServedRouter(
-        url=f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}",
+        url=f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path.rstrip('/')}",  # a password is nobody's to print
         process=process,
         program=program_of(process),
         models=tuple(_model(name, child) for name, child in sorted(children.items())),
@@ -160,7 +173,8 @@ def _children(router: int) -> Iterator[tuple[str, int]]:
     """Name and process of each server that ``router`` started; of two with one name the younger comes last."""
     for process in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
         if _parent(process) == router and any(word.startswith(_MARK) for word in _words(process, "environ")):
-            yield ServerCommand({}, _words(process, "cmdline")).value("--alias") or f"process {process}", process
+            name = ServerCommand({}, _words(process, "cmdline")).value("--alias")
+            yield visible(name or f"process {process}"), process
 
 
 def _parent(process: int) -> int | None:
@@ -186,9 +200,28 @@ def _names(url: SplitResult) -> list[str] | None:
     connection = http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=_ASK_S)
     with contextlib.closing(connection):
         try:
-            connection.request("GET", f"{url.path.rstrip('/')}/models")
-            reply = json.loads(connection.getresponse().read(_MOST_BYTES))
+            connection.connect()
+            with _at_most(_ASK_S, connection.sock):
+                connection.request("GET", f"{url.path.rstrip('/')}/models")
+                reply = json.loads(connection.getresponse().read(_MOST_BYTES))
             # Only a router says whether a model is loaded.
-            return [str(model["id"]) for model in reply["data"] if model["status"]["value"]]
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return [visible(model["id"]) for model in reply["data"] if model["status"]["value"]]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
             return None
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float, line: socket.socket) -> Iterator[None]:
+    """Hang up after so long: the time limit of a socket is for each piece, and pieces may come for ever."""
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    limit = threading.Timer(seconds, hang_up)
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    finally:
+        limit.cancel()

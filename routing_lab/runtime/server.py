@@ -217,6 +217,7 @@ class ServerRuntime:
 
         The end of generation is ignored. The time is the server's own, from the first token, which comes with the
         prompt and is not counted, to the last: ``tokens`` decodes, with one more token than that in the context.
+        ``prompt_seconds`` is the server's own, too.
         """
         if tokens < 1 or prompt_tokens < 1 or prompt_tokens + tokens >= self._options.context_tokens:
             raise UsageError(
@@ -228,7 +229,9 @@ class ServerRuntime:
             timings = self._complete(self._stream_of(prompt_tokens), tokens + 1, ignore_eos=True)["timings"]
             if timings["predicted_n"] != tokens + 1:
                 raise self._failure(f"llama-server decoded {timings['predicted_n'] - 1} of {tokens} tokens to time")
-        return DecodeTiming(tokens=tokens, seconds=timings["predicted_ms"] / 1000)
+        return DecodeTiming(
+            tokens=tokens, seconds=timings["predicted_ms"] / 1000, prompt_seconds=timings["prompt_ms"] / 1000
+        )
 
     def close(self) -> None:
         """End the server; safe to call twice. A later call starts it again."""

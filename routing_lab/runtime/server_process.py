@@ -18,8 +18,17 @@ from typing import Any, Final
 
 from routing_lab.errors import RuntimeFailureError, RuntimeUnsupportedError
 from routing_lab.model import FrozenMap
-from routing_lab.overrides import CONTROL_ENV, EXPERTS_ENV, PRELOAD_ENV, WATCH_ENV, render_control
-from routing_lab.runtime.process import LAST_BREATH_S, LogTail, ending
+from routing_lab.overrides import (
+    CONTROL_ENV,
+    EXPERTS_ENV,
+    OVERRIDE_NAME,
+    PRELOAD_ENV,
+    WATCH_ENV,
+    can_be_preloaded,
+    other_preloads,
+    render_control,
+)
+from routing_lab.runtime.process import LAST_BREATH_S, LogTail, ending, is_first_thread
 from routing_lab.runtime.report import ServerReport, listening_processes, read_report
 
 __all__ = ["HOST", "ServerProcess"]
@@ -31,8 +40,9 @@ _PORT_TAKEN = "couldn't bind HTTP server socket"
 _HEALTH_S = 5.0  # for one question; a server that loads answers at once that it does
 _END_S = 30.0
 _TELLING_LINES = 6
-# Options may also come from the environment, and the lab's server is started with its own alone.
-_FOREIGN = ("LLAMA_ARG_", "LLAMA_LOG_", "LLAMA_API_KEY")
+# Options may also come from the environment, and the lab's server is started with its own alone. LLAMA_SERVER_ makes it
+# a router's child, and AIP_ moves it to another port.
+_FOREIGN = ("LLAMA_ARG_", "LLAMA_LOG_", "LLAMA_API_KEY", "LLAMA_SERVER_", "LLAMA_APP_", "AIP_")
 
 Message = dict[str, Any]
 
@@ -86,10 +96,13 @@ class ServerProcess:
         self._control = self._folder / "control"
         self._generation = 0
         # LD_PRELOAD cannot quote a path; a link whose own path needs no quoting can name any.
-        self._library = self._folder / "expert_override.so"
-        if any(mark in str(self._library) for mark in " :\t\n"):
+        self._library = self._folder / f"{OVERRIDE_NAME}.so"
+        if not can_be_preloaded(self._library):
             raise RuntimeUnsupportedError(f"LD_PRELOAD cannot name {self._library}: set TMPDIR to a plain path")
-        self._library.symlink_to(library)
+        try:
+            self._library.symlink_to(library)
+        except OSError as error:  # a disk without links, or without room
+            raise RuntimeUnsupportedError(f"{self._library} cannot be made: {error.strerror or error}") from error
         tries = _PORT_TRIES if port is None else 1
         for left in range(tries - 1, -1, -1):
             self._port = free_port() if port is None else port
@@ -139,8 +152,11 @@ class ServerProcess:
         environment.pop(EXPERTS_ENV, None)
         # Without this a failed assertion starts a debugger to print its stack.
         environment["GGML_NO_BACKTRACE"] = "1"
-        environment[PRELOAD_ENV] = " ".join(filter(None, [str(self._library), environment.get(PRELOAD_ENV)]))
-        return environment | dict(self._more) | {CONTROL_ENV: str(self._control), WATCH_ENV: str(watched)}
+        others = other_preloads(environment.get(PRELOAD_ENV, ""))
+        environment[PRELOAD_ENV] = f"{self._library} {others}".rstrip()
+        # The kernel would end it with the thread that starts it, so this must be one that stays.
+        watch = f"{watched},parent" if is_first_thread() else str(watched)
+        return environment | dict(self._more) | {CONTROL_ENV: str(self._control), WATCH_ENV: watch}
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -206,6 +222,8 @@ class ServerProcess:
         except BaseException:
             self.close()  # an answer nobody waits for would keep the slot busy
             raise
+        if self._process.poll() is not None:  # another program may have taken the port since, and answered
+            raise self._failure(f"{self._how_it_ended()} while it was asked for {path}")
         if status == _OK:
             return reply
         said = _error_message(reply)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from routing_lab.errors import RuntimeUnsupportedError
+from routing_lab.files import open_file
 
 __all__ = ["BUILD_MOE_FFN", "N_EXPERT_USED", "defined_symbols", "unfit_reason"]
 
@@ -73,7 +74,8 @@ def defined_symbols(path: Path) -> frozenset[str]:
         RuntimeUnsupportedError: ``path`` is missing or is no 64-bit ELF library of a supported machine.
     """
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
     except OSError as error:
         raise RuntimeUnsupportedError(f"cannot read {path}: {error.strerror}") from error
     _check_format(path, data)

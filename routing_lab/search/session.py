@@ -20,6 +20,7 @@ others (``_evidence``). The constraint is positive exactly when a probe failed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -68,13 +69,14 @@ class Stop(StrEnum):
 class Progress:
     """Where a study stands: reported after the baseline and after every trial.
 
-    ``done`` and ``total`` count evaluated schedules. ``pass_rate`` is the share that passed among those whose gate was
-    decided. ``seconds_left`` is an estimate from this session's trials; both are ``None`` before there is one.
+    ``done`` and ``total`` count evaluated schedules (``None``: only time bounds them). ``pass_rate`` is the share that
+    passed among those whose gate was decided. ``seconds_left`` is an estimate from this session's trials; both are
+    ``None`` before there is one.
     ``cuts_done`` gate runs of the sensitivity pass are done, and at least ``cuts_ahead`` are to come.
     """
 
     done: int
-    total: int
+    total: int | None
     baseline: BaselineRecord
     best: TrialRecord | None
     last: TrialRecord | None
@@ -127,6 +129,17 @@ class Session:
     def evaluated(self) -> int:
         """Results so far, those of earlier sessions included, without the sensitivity pass."""
         return self._history.evaluated
+
+    @property
+    def evaluated_now(self) -> int:
+        """Results of this session alone."""
+        return self.evaluated - self._done_before
+
+    @property
+    def saved(self) -> str:
+        """What an interrupt leaves, in words."""
+        schedules, cuts = f"{self.evaluated} evaluated schedules", len(self._history.cuts)
+        return f"{schedules} and what {cuts} parts lose when cut alone" if cuts else schedules
 
     def run(self, report: Callable[[Progress], None]) -> Stop:
         """Measure the baseline where that was not done yet, then run trials until a bound is reached.
@@ -210,7 +223,7 @@ class Session:
         if baseline.failures and (strict or baseline.verdict.passed == 0):
             ways_out = "fix or remove these probes"
             if strict:
-                ways_out += f", or search with the policy {Rule.NO_WORSE_THAN_BASELINE}, which excuses them"
+                ways_out += f", or run the same command with --policy {Rule.NO_WORSE_THAN_BASELINE}, which excuses them"
             raise NothingAcceptedError(
                 f"with all its own experts the model fails {len(baseline.failures)} of {len(self._gate)} gate probes: "
                 f"{', '.join(baseline.failures)}; {ways_out}"
@@ -387,7 +400,7 @@ class Session:
 
     def _bound_reached(self, sampler: FreshSampler) -> Stop | None:
         settings = self._settings
-        if self.evaluated >= settings.trials:
+        if settings.trials is not None and self.evaluated >= settings.trials:
             return Stop.TRIALS
         if settings.hours is not None and time.monotonic() - self._started >= settings.hours * 3600:
             return Stop.HOURS
@@ -417,13 +430,13 @@ class Session:
         )
 
     def _seconds_left(self) -> float | None:
-        done, hours = self.evaluated, self._settings.hours
-        here = done - self._done_before
+        here, trials, hours = self.evaluated_now, self._settings.trials, self._settings.hours
         if here == 0:
             return None
-        left = self._trial_seconds / here * max(0, self._settings.trials - done)
-        elapsed = time.monotonic() - self._started
-        return left if hours is None else max(0.0, min(left, hours * 3600 - elapsed))
+        by_trials = math.inf if trials is None else self._trial_seconds / here * max(0, trials - self.evaluated)
+        by_hours = math.inf if hours is None else max(0.0, hours * 3600 - (time.monotonic() - self._started))
+        left = min(by_trials, by_hours)
+        return left if math.isfinite(left) else None
 
 
 def _error_of(outcomes: Sequence[Outcome]) -> str | None:

@@ -25,7 +25,8 @@ class StudySettings:
     """Budget and rules of a study.
 
     ``trials`` counts evaluated schedules of the whole study, those of earlier sessions included, so that the same call
-    continues an interrupted study to the same end. ``hours`` bounds this session and is checked between trials.
+    continues an interrupted study to the same end (``None``: as many as time and space allow). ``hours`` bounds this
+    session and is checked between trials.
 
     ``measure`` is the screening measurement of each trial. ``stop_after_failures`` ends a gate run at that many failed
     probes (``None``: never). ``runners_up`` is how many of the fastest accepted schedules the acceptance run may want:
@@ -43,7 +44,7 @@ class StudySettings:
         UsageError: A number is out of range or the sampler unknown.
     """
 
-    trials: int = 40
+    trials: int | None = 40
     hours: float | None = None
     seed: int = 0
     sampler: SamplerName = "schedule"

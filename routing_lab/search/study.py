@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import optuna
 from optuna.storages import RDBStorage
@@ -22,7 +23,10 @@ from routing_lab.search.records import SCHEMA, StudyRecord, TrialRecord, candida
 from routing_lab.search.session import Progress, Session, Stop
 from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import (
+    BASELINE,
     STUDY,
+    TRANSCRIPTS,
+    TRIAL,
     OpenFile,
     check_study_name,
     open_storage,
@@ -34,15 +38,19 @@ from routing_lab.search.storage import (
 )
 from routing_lab.space import SearchSpace
 
-__all__ = ["StudyResult", "run_study"]
+__all__ = ["StudyResult", "refuse_another_question", "run_study"]
+
+_NOT_THE_BASELINES: Final = {"policy", "search space"}
+"""Parts of an identity on which neither the baseline's speed nor its answers depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyResult:
-    """What a session leaves: the study as stored, and why the session stopped."""
+    """What a session leaves: the study as stored, why the session stopped, and how many schedules it evaluated."""
 
     study: StudyRecord
     stopped: Stop
+    evaluated_now: int = 0
 
     @property
     def candidates(self) -> list[TrialRecord]:
@@ -113,10 +121,10 @@ def run_study(
             stopped = session.run(tell)
         except KeyboardInterrupt:
             raise InterruptedStudyError(
-                f"interrupted; {session.evaluated} evaluated schedules are saved. To go on, run the same command "
+                f"interrupted; {session.saved} are saved. To go on, run the same command "
                 f"again (routing-lab search --study {study} --storage {path} and the other options you gave)"
             ) from None
-        return StudyResult(read_study(opened, path), stopped)
+        return StudyResult(read_study(opened, path), stopped, session.evaluated_now)
 
 
 def _identity(runtime: Runtime, probe_set: ProbeSet, space: SearchSpace, policy: Policy) -> dict[str, str]:
@@ -159,13 +167,40 @@ def _open_study(
     opened = optuna.create_study(storage=backend, study_name=name, direction="maximize", load_if_exists=True)
     # A process that was killed right after it created the study left it without trials and attributes.
     if opened.user_attrs or opened.get_trials(deepcopy=False):
-        _refuse_another_question(read_study(opened, path), identity)
+        stored = read_study(opened, path)
+        if dict(stored.identity) != dict(identity) and not _has_begun(opened):
+            opened = _anew(backend, opened, stored, identity)
+        else:
+            refuse_another_question(stored, identity)
     opened.set_user_attr(STUDY, {"schema": SCHEMA, "identity": dict(identity), **described})
     return opened
 
 
-def _refuse_another_question(stored: StudyRecord, identity: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` with every difference between the stored study and the one that was asked for."""
+def _has_begun(opened: optuna.Study) -> bool:
+    """Whether a trial left anything: only then would results of another question stand beside it."""
+    return any(TRIAL in trial.user_attrs for trial in opened.get_trials(deepcopy=False))
+
+
+def _anew(backend: RDBStorage, opened: optuna.Study, stored: StudyRecord, identity: Mapping[str, str]) -> optuna.Study:
+    """An empty study of the same name for another question; the baseline stays where it is the same one.
+
+    Optuna forgets no attribute and no trial that waits, so that the study is made again.
+    """
+    different = {label for label, now in identity.items() if stored.identity.get(label) != now}
+    kept = {BASELINE, TRANSCRIPTS} & opened.user_attrs.keys() if different <= _NOT_THE_BASELINES else set()
+    attributes = {name: opened.user_attrs[name] for name in kept}
+    optuna.delete_study(study_name=stored.name, storage=backend)
+    made = optuna.create_study(storage=backend, study_name=stored.name, direction="maximize")
+    for name, value in attributes.items():
+        made.set_user_attr(name, value)
+    return made
+
+
+def refuse_another_question(stored: StudyRecord, identity: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` with every difference between the stored study and the one that was asked for.
+
+    ``identity`` may be a part of one: what can be said before the model is loaded.
+    """
     differences = [
         f"{label}: the study has {_line(stored.identity.get(label, 'none'))}, now it is {_line(now)}"
         for label, now in identity.items()

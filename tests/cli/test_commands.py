@@ -307,6 +307,16 @@ def test_search_validate_and_export_go_hand_in_hand(tmp_path: Path, capsys: pyte
     code, again = run_json(capsys, "search", *study, *QUICK, "--trials", "4")
     assert isinstance(again, dict)
     assert [trial["key"] for trial in again["trials"]] == [trial["key"] for trial in found["trials"]]
+    # To people it says that nothing was searched; and where only hours are given, the trials have no bound of their own.
+    main(["search", *study, *QUICK, "--trials", "4"])
+    assert "all 4 trials were there already" in capsys.readouterr().out
+    main(["search", *study, *QUICK, "--hours", "0.001"])
+    printed = capsys.readouterr()
+    assert "stopped by --hours after" in printed.out
+    # What is no terminal has a line for every trial.
+    lines = [line for line in printed.err.splitlines() if line.startswith("trial ")]
+    assert lines
+    assert all("ratio " in line or "not timed (" in line for line in lines)
     # Whether these schedules are accepted depends on noise at 8 tokens; either way the word, the code and the file agree.
     certificate = tmp_path / "certificate.yaml"
     schedule = ROOT / "schedules" / "demo" / "uniform-6.yaml"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,14 +15,17 @@ from pathlib import Path
 
 import pytest
 from fakelab import make_facts, make_probes, make_runtime, make_space
+from modelfiles import COUNTS, WIDTH, moe_block, write_gguf
 from rpcserver import llama_bin, rpc_server
 
 from routing_lab import demo
 from routing_lab.cli import main
+from routing_lab.cli import placement as placement_command
 from routing_lab.errors import RuntimeUnsupportedError
-from routing_lab.model import ModelFacts
+from routing_lab.model import ModelFacts, ModelMemory
 from routing_lab.overrides import parse_placement
-from routing_lab.placement import Placement
+from routing_lab.placement import HostTensors, Placement, TensorKind
+from routing_lab.placement.plan import plan as plan_of
 from routing_lab.runtime import RuntimeOptions
 from routing_lab.runtime.llama import LlamaRuntime
 from routing_lab.search import StudySettings, run_study
@@ -66,7 +71,44 @@ def test_the_cache_of_a_block_is_shown_in_the_type_that_was_asked_for(capsys, kv
 
 def test_swap_is_warned_about(capsys) -> None:
     assert main(["placement", "plan", "--device-gib", "0.001", "--spare-gib", "0", "--host-gib", "2"]) == 0
-    assert "warning: the host needs" in capsys.readouterr().out
+    assert "warning: nothing is usable on the host (2.0 GiB kept free of 2.0 GiB)" in capsys.readouterr().out
+
+
+def test_what_is_kept_free_and_what_is_usable_stand_in_the_table(capsys) -> None:
+    assert main(["placement", "plan", "--device-gib", "0.75", "--spare-gib", "0.5", "--host-gib", "32"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "there is 768.0 MiB 32.0 GiB" in lines
+    assert "kept free 512.0 MiB 2.0 GiB" in lines
+    assert "usable 256.0 MiB 30.0 GiB" in lines
+    assert "context against blocks (256.0 MiB usable on the device)" in lines
+
+
+def test_flags_can_be_pasted_and_blocks_are_all_there_on_a_narrow_terminal(capsys, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "p.yaml"
+    Placement(99, (1, 3, 5), host_tensors=(HostTensors(TensorKind.ATTENTION, (0, 1, 2, 3, 4, 5)),)).save(file)
+    monkeypatch.setattr("routing_lab.cli.output._PIPED_COLUMNS", 72)
+    assert main(["placement", "plan", "--device-gib", "12", "--placement", str(file)]) == 0
+    text = capsys.readouterr().out
+    flags = next(line for line in text.splitlines() if line.startswith("flags: ")).removeprefix("flags: ")
+    assert shlex.split(flags) == Placement.load(file).to_flags(short=True)
+    assert "'blk" in flags
+    assert "placement: all 7 layers on the device" in text
+    assert "not the placement above, but those that would be suggested" in text
+
+
+def test_a_long_list_of_blocks_is_not_cut(tmp_path) -> None:
+    from rich.console import Console
+
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (10, WIDTH)}
+    for block in range(40):
+        tensors |= moe_block(block, 4, shared=block % 3 == 0)
+    path = write_gguf(tmp_path / "m.gguf", tensors, {**COUNTS, "block_count": 40})
+    memory = ModelMemory.read(path)
+    out = Console(width=72, record=True, file=io.StringIO())
+    out.print(placement_command._block_table(memory, plan_of(memory, Placement())))
+    text = out.export_text()
+    assert "…" not in text
+    assert {str(block) for block in range(0, 40, 3)} <= set(re.findall(r"\d+", text))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +183,8 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
         (["--layers", "-1"], "--layers needs a whole number"),
         (["--layers", "8"], "layers: "),
         (["--rounds", "1000000"], "at most 300"),
-        (["--runtime", "server"], "in process"),
-        (["--llama-server", "/nowhere"], "--runtime server"),
+        (["--runtime", "server"], "unrecognized arguments: --runtime"),
+        (["--llama-server", "/nowhere"], "unrecognized arguments: --llama-server"),
         (["--context", "4097"], "at most 4096 tokens"),
         (["--tokens", "4081"], "4097 tokens of a turn"),
         (["--tokens", "1", "--context", "31"], "32 tokens of a turn"),
@@ -151,7 +193,11 @@ def test_a_context_in_a_placement_is_used_and_one_on_the_command_line_wins(tmp_p
     ],
 )
 def test_a_sweep_refuses_mistakes_before_it_loads_anything(capsys, argv, said) -> None:
-    assert main(["placement", "sweep", *argv]) == 2
+    try:
+        got = main(["placement", "sweep", *argv])
+    except SystemExit as stop:
+        got = stop.code
+    assert got == 2
     assert said in capsys.readouterr().err
 
 
@@ -167,30 +213,40 @@ def test_a_full_disk_is_one_message(capsys) -> None:
 
 
 @pytest.mark.model
-def test_a_sweep_writes_its_table_and_the_fastest_placement(capsys, tmp_path) -> None:
+def test_a_sweep_writes_its_table_and_the_chosen_placement_and_says_so(capsys, tmp_path) -> None:
     table, best = tmp_path / "s.csv", tmp_path / "best.yaml"
-    argv = ["--blocks", "0", "--layers", "0", "--tokens", "4", "--context", "256"]
+    table.write_text("what an earlier sweep left\n")
+    argv = ["--blocks", "0", "--layers", "0,7", "--tokens", "4", "--context", "256"]
     with rpc_server(llama_bin()) as server:
         argv += ["--rpc", server.endpoint, "--library", str(server.library_dir)]
-        code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best), "--json"])
-    rows = json.loads(capsys.readouterr().out)["placements"]
+        code = main(["placement", "sweep", *argv, "--csv", str(table), "-o", str(best)])
+    said = capsys.readouterr()
     assert code == 0
+    assert f"{table} is replaced after the first round" in said.err
+    assert f"written: {table}, {best} (the chosen placement)" in said.out
+    chosen = Placement.load(best).name
+    assert f"chosen: {chosen}: " in said.out
+    assert "note: '7 of 7 layers on the device' is the same placement as 'all on the device'" in said.out
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
     assert [row["placement"] for row in rows] == ["all on the device", "0 of 7 layers on the device"]
-    assert all(row["tokens_per_s"] > 0 and row["resident_bytes"] > 1 << 20 for row in rows)
-    header, *lines = table.read_text().splitlines()
-    assert header.startswith("placement,gpu_layers,host_experts,tokens_per_s")
-    assert len(lines) == 2
-    assert Placement.load(best).name in {row["placement"] for row in rows}
+    assert all(float(row["tokens_per_s"]) > 0 and int(row["resident_bytes"]) > 1 << 20 for row in rows)
+    for row in rows:
+        parts = [int(row[f"host_{part}_bytes"]) for part in ("weight", "cache", "compute")]
+        assert sum(parts) == int(row["host_bytes"])
+    assert chosen in {row["placement"] for row in rows}
 
 
 @pytest.mark.model
 def test_a_sweep_measures_nothing_on_the_host_that_is_named_after_a_device(capsys) -> None:
     argv = ["placement", "sweep", "--blocks", "0", "--layers", "0", "--tokens", "1", "--context", "64", "--keep-loaded"]
     assert main([*argv, "--json"]) == 0
-    device, host = json.loads(capsys.readouterr().out)["placements"]
+    sweep = json.loads(capsys.readouterr().out)
+    device, host = sweep["placements"]
     assert "puts 7 layers on a device" in device["error"]
     assert device["tokens_per_s"] is None
     assert host["tokens_per_s"] > 0
+    assert sweep["chosen"] == host["placement"]
 
 
 def test_a_sweep_of_which_nothing_ran_is_shown_and_a_failure(capsys, monkeypatch) -> None:

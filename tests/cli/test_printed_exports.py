@@ -183,7 +183,7 @@ def test_a_printed_preset_serves_baseline_and_schedule_side_by_side_and_both_are
     assert main(["attest", "--url", router, "--schedule", str(schedule)]) == 0
     assert KEY in capsys.readouterr().out
     message = fails(capsys, 4, "attest", "--url", router, "--schedule", schedule, "--entry", "baseline")
-    assert "block 1 should consult 5 experts, the graph consults 8" in message
+    assert "differs from night run in blocks 1-5: wanted 1:5,2:4,3:7,4:3,5:6, decodes with 1-5:8" in message
     assert "has no model nobody; it has baseline" in fails(capsys, 2, "attest", "--url", router, "--entry", "nobody")
     log = (tmp_path / "log").read_text(errors="replace")
     assert log.count("routing_lab: experts per block") == 1

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rpcserver import llama_bin, rpc_server
+from served import complete, serving, with_server_on_path
 from test_commands import DEMO_SCHEDULES, fails, run_json
 
 from routing_lab import demo
 from routing_lab.certificate import Certificate
-from routing_lab.cli import main
+from routing_lab.cli import attest, main
+from routing_lab.errors import RuntimeUnsupportedError
 from routing_lab.export import ServerSettings, export
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts
 from routing_lab.probes import ProbeSet
 from routing_lab.runtime.native import override_library
+from routing_lab.runtime.report import ServedSchedule
 from routing_lab.runtime.server_process import free_port
 from routing_lab.schedule import Schedule
 
 SERVER = ("--runtime", "server", "--llama-server")
+START_S = 60.0
 QUICK = ("--rounds", "6", "--tokens", "16", "--context", "512")
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + START_S
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 @pytest.fixture
@@ -214,7 +230,51 @@ def test_attest_compares_with_a_schedule(users_server: str, tmp_path: Path, caps
     other.write_text("schedule: other\nexperts_used: {1: 3, 2-3: 16, 4: 2}\n")
     assert main(["attest", "--url", users_server, "--schedule", str(same)]) == 0
     message = fails(capsys, 4, "attest", "--url", users_server, "--schedule", other)
-    assert "block 4 should consult 2 experts, the graph consults 1; by other" in message
+    assert "differs from other in block 4: wanted 4:2, decodes with 4:1" in message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({1: 4, 3: 6, 4: 6, 5: 6}, "in blocks 1, 3-5: wanted 1:4,3-5:6, decodes with 1:2,3-5:8"),
+        ({1: 2, 4: 1}, "in block 4: wanted 4:1, decodes with 4:8"),
+        ({1: 2, 5: 7, 6: 8}, "in blocks 5-6: wanted 5:7,6:8, decodes with 5:8 and has no routed experts in block 6"),
+        ({1: 2, 7: 8}, "in block 7: wanted 7:8, has no routed experts in block 7"),
+        ({}, "in block 1: wanted 1:8, decodes with 1:2"),
+    ],
+)
+def test_attest_names_every_block_that_differs_at_once(wanted: dict[int, int], said: str) -> None:
+    own = dict.fromkeys(range(6), 8)
+    served = ServedSchedule(7, "llama-server", 0, own | {1: 2}, own, own, "command line", None, None)
+    attest._compare(Schedule("mine-a", tuple({**own, 1: 2}.items())), served)
+    with pytest.raises(RuntimeUnsupportedError) as caught:
+        attest._compare(Schedule("mine-a", tuple(wanted.items())), served)
+    assert str(caught.value) == f"process 7 differs from mine-a {said}"
+
+
+@pytest.mark.model
+def test_attest_wants_one_server_that_has_decoded_and_does_not_choose_between_two_that_share_a_port(
+    llama_server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    address = ("attest", "--url", f"http://127.0.0.1:{port}")
+    with contextlib.ExitStack() as both:
+        for count in (3, 5):
+            env = with_server_on_path(llama_server) | {
+                "LD_PRELOAD": str(override_library()),
+                "ROUTING_LAB_EXPERTS": f"0-5:{count}",
+            }
+            command = [str(llama_server), "--model", str(demo.model_path()), "--threads", "1", "--ctx-size", "256"]
+            command += ["--host", "127.0.0.1", "--port", str(port), "--reuse-port"]
+            log = tmp_path / f"{count}.log"
+            url = both.enter_context(serving(command, port, log, env=env))
+            if count == 3:
+                assert "send it any request first" in fails(capsys, 4, *address)
+                complete(url)
+                assert run_json(capsys, *address)[1]["experts_used"] == "0-5:3"
+            assert wait_until(lambda log=log: "listening on" in log.read_text())
+        message = fails(capsys, 4, *address)
+    assert f"all listen on port {port}, each with a schedule of its own" in message
 
 
 def test_attest_says_what_it_found_where_there_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,5 +340,50 @@ def test_an_export_whose_port_is_taken_ends_with_4(llama_server: Path, capsys: p
     assert "is taken by another program" in message
 
 
-def test_a_server_for_an_export_that_is_not_run_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 2, "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--llama-server", "x")
+@pytest.mark.model
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_interrupted_while_it_runs_leaves_no_server_and_no_file(
+    number: signal.Signals, llama_server: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "routing_lab", "export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--run"]
+    command += ["--llama-server", llama_server, "--port", str(free_port())]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as lab:
+        assert wait_until(lambda: any(tmp_path.iterdir()))
+        lab.send_signal(number)
+        printed, _ = lab.communicate(timeout=60)
+    assert (lab.returncode, printed) == (130, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["shell", "gguf"])
+def test_a_path_that_cannot_be_printed_is_refused_and_not_printed_otherwise(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = os.fsdecode(b"not-utf\xff-8.gguf")
+    words = ["export", "--schedule", DEMO_SCHEDULES[0], "--unvalidated", "--format", form]
+    if form == "gguf":
+        words += ["-o", tmp_path / name]
+    else:
+        (tmp_path / name).symlink_to(demo.model_path())
+        words += ["--model", tmp_path / name]
+    assert "cannot hold: rename the file" in fails(capsys, 2, *words)
+
+
+@pytest.mark.parametrize("form", ["shell", "ini", "systemd"])
+def test_the_server_that_is_named_or_found_is_the_one_that_is_printed(
+    form: str, llama_server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = next(str(file) for file in DEMO_SCHEDULES if file.stem == "late-half")
+    words = ["export", "--schedule", mixed, "--unvalidated", "--format", form]
+    monkeypatch.setenv("PATH", f"{llama_server.parent}:/usr/bin:/bin")
+    assert main(words) == 0
+    by_name = capsys.readouterr().out
+    assert str(llama_server) not in by_name
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("routing_lab.runtime.server_binary.BUILT_BY_MAKE", llama_server)
+    for more in ([], ["--llama-server", str(llama_server)]):
+        assert main([*words, *more]) == 0
+        assert str(llama_server) in capsys.readouterr().out
+    assert main([*words, "--llama-server", str(tmp_path / "none")]) == 4
+    assert "does not exist" in capsys.readouterr().err

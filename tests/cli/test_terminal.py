@@ -61,6 +61,23 @@ def test_no_text_and_no_cell_of_a_table_acts_on_a_terminal(capsys: pytest.Captur
     assert printed.count("[/x]") == 3
 
 
+@pytest.mark.parametrize(("columns", "width"), [(None, 160), ("100", 100), ("300", 300), ("wide", 160)])
+def test_a_file_gets_lines_of_a_fixed_width_without_blanks_at_their_ends(
+    columns: str | None, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    table = Table("a", "b", box=None, expand=True)
+    table.add_row("1", "2")
+    out = console()
+    assert out.width == width
+    out.print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["a", "b"], ["1", "2"]]
+    assert lines == [line.rstrip() for line in lines]
+
+
 @pytest.mark.parametrize(
     "error",
     [

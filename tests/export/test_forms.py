@@ -93,6 +93,12 @@ def test_every_form_of_an_unvalidated_export_says_so_at_its_head(facts, form) ->
     assert UNVALIDATED in head
 
 
+def test_a_preset_refuses_a_path_whose_end_llama_server_would_cut_off(facts) -> None:
+    blank = replace(facts, files=(Path("/data/model.gguf "),))
+    with pytest.raises(UsageError, match="blanks at its ends: rename the file"):
+        FORMATS["ini"](made(blank, schedule(4, 4, 4, 4)))
+
+
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_stays_in_its_comment_or_in_its_quotes(facts, form, name) -> None:

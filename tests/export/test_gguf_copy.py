@@ -19,7 +19,7 @@ from modelfiles import COUNTS, WIDTH, moe_block, nextn, write_gguf, write_moe
 from routing_lab import demo
 from routing_lab.cli import main
 from routing_lab.errors import RuntimeUnsupportedError, UsageError, UserFileError
-from routing_lab.export import Export, export
+from routing_lab.export import Export, export, gguf_copy
 from routing_lab.export.gguf_copy import LABEL_KEY, check_targets, entries, read_copy, write_copy
 from routing_lab.model import ModelFacts, model_digest
 from routing_lab.model.rewrite import copy_model, stored_counts
@@ -187,6 +187,55 @@ def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
     facts = replace(ModelFacts.read(write_moe(tmp_path / "model.gguf")), size_bytes=1 << 60)
     with pytest.raises(UsageError, match=r"needs 1073741824\.0 GiB and its disk has"):
         check_targets(tmp_path / "copy.gguf", facts)
+
+
+def test_sizes_of_small_models_are_told_in_figures_that_differ(tmp_path: Path) -> None:
+    facts = ModelFacts.read(write_moe(tmp_path / "model.gguf"))
+    sizes = (replace(facts, size_bytes=size) for size in (10**15, 0))
+    with pytest.raises(UsageError, match=r"needs 931322\.6 GiB"):
+        check_targets(tmp_path / "copy.gguf", next(sizes))
+    assert gguf_copy._size(8 << 20) == "8.0 MiB"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_that_was_taken_while_the_copy_was_written_is_left_alone(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not on this disk")))
+    targets = [tmp_path / f"copy-{number}" for number in (1, 2)]
+    written = [tmp_path / f"written-{number}" for number in (1, 2)]
+    for file in written:
+        file.write_text("ours")
+    targets[0].write_text("theirs")
+    with pytest.raises(FileExistsError):
+        gguf_copy._move(written, targets)
+    assert targets[0].read_text() == "theirs"
+    assert not targets[1].exists()
+    targets[0].unlink()
+    for file in written:
+        file.write_text("ours")
+    gguf_copy._move(written, targets)
+    assert [target.read_text() for target in targets] == ["ours", "ours"]
+    assert not any(file.exists() for file in written)
+
+
+def test_a_model_that_changes_after_its_certificate_was_compared_is_not_copied_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_moe(tmp_path / "model.gguf")
+    facts = ModelFacts.read(model)
+    wanted = Schedule.uniform(1, facts)
+    certificate = validate(make_runtime(facts, needs={}), make_probes(), [wanted]).require_certificate()
+    made = export(facts, certificate=certificate, certificate_file=Path("c.yaml"))
+    with model.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(model, (1, 1))
+    monkeypatch.setattr(gguf_copy, "_attest", lambda *_: "a runtime")
+    with pytest.raises(UserFileError, match="changed while it was copied"):
+        write_copy(made, facts, tmp_path / "out" / "copy.gguf")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def split(source: Path, folder: Path) -> ModelFacts:
@@ -385,7 +434,6 @@ def test_the_command_ends_with_4_and_leaves_nothing_where_the_counts_are_not_hon
     [
         (["--format", "gguf"], "needs -o FILE"),
         (["-o", "serve.sh"], "every other form is printed"),
-        (["--format", "python", "--rpc", "127.0.0.1:1"], "--rpc names devices for a server"),
         (["--format", "gguf", "-o", "x.gguf", "--run"], "--run proves a printed command"),
     ],
 )

@@ -6,6 +6,7 @@ That llama.cpp really takes what is planned is tested on a second device, in ``t
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from modelfiles import COUNTS, INNER, WIDTH, dense_block, make_facts, moe_block,
 from routing_lab.errors import UserFileError
 from routing_lab.model import BlockCache, ModelMemory, TensorInfo
 from routing_lab.placement import HostTensors, Placement, TensorKind
+from routing_lab.placement import plan as planning
 from routing_lab.placement.plan import GIB, Limits, kinds_of_blocks, plan, suggest, trade
 from routing_lab.placement.published import PublishedTable
 
@@ -96,6 +98,10 @@ def test_heads_may_differ_between_blocks(tmp_path) -> None:
         ("laguna", {}, [1, 2, 3]),
         ("mimo2", {"attention.sliding_window_pattern": [False, True, True, False]}, [1, 2]),
         ("gpt-oss", {"attention.sliding_window_pattern": 4}, [0, 1, 2]),
+        ("muse-glimmer", {}, [0, 1, 2]),
+        ("olmo2", {}, [0, 1, 2]),
+        ("gemma3n", {}, [0, 1, 2, 3]),
+        ("plamo3", {}, [0, 1, 2, 3]),
     ],
 )
 def test_blocks_with_a_sliding_window_cache_the_window_and_a_batch(tmp_path, architecture, metadata, windowed) -> None:
@@ -111,6 +117,49 @@ def test_a_window_that_cannot_be_assigned_is_counted_in_full_and_said(tmp_path) 
     memory = read(tmp_path, {**ATTENTION, "attention.sliding_window": 128}, "qwen3moe")
     assert memory.cached_tokens(0, 8192, 512) == 8192
     assert "sliding window is unknown" in " ".join(memory.notes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "window"),
+    [
+        ("llama4", None, 8192),
+        ("llama4", 16, 8192),
+        ("llama4", 0, 0),
+        ("smallthinker", None, 0),
+        ("smallthinker", 16, 4096),
+        ("smallthinker", 0, 0),
+        ("gemma2", None, 4096),
+        ("gemma2", 16, 16),
+        ("exaone4", 16, 0),
+        ("olmo2", None, 0),
+    ],
+)
+def test_a_window_is_as_large_as_llama_cpp_makes_it(tmp_path, architecture, given, window) -> None:
+    metadata = {} if given is None else {"attention.sliding_window": given}
+    memory = read(tmp_path, {**ATTENTION, **metadata}, architecture)
+    assert memory.window_tokens == window
+    assert any(cache.windowed for cache in memory.caches.values()) == bool(window)
+    assert memory.notes == ()
+
+
+def test_the_large_exaone4_has_a_window_and_a_large_gemma3n_shares_caches(tmp_path) -> None:
+    def read_blocks(architecture: str, blocks: int) -> ModelMemory:
+        more = {name: shape for block in range(4, blocks) for name, shape in moe_block(block, 4).items()}
+        return read(tmp_path, {**ATTENTION, "block_count": blocks}, architecture, **more)
+
+    large = read_blocks("exaone4", 64)
+    assert large.window_tokens == 4096
+    assert [block for block, cache in large.caches.items() if not cache.windowed] == list(range(3, 64, 4))
+    shared = read_blocks("gemma3n", 22)
+    assert [block for block, cache in shared.caches.items() if not cache.key_elements] == [20, 21]
+
+
+def test_lightning_attention_keeps_a_matrix_per_head(tmp_path) -> None:
+    linear = {f"blk.{block}.attn_norm_2.weight": (WIDTH,) for block in (0, 1, 2)}
+    memory = read(tmp_path, ATTENTION, "minimax-01", **linear)
+    assert memory.caches[0] == BlockCache(state_bytes=4 * 16 * 16 * 8)
+    assert memory.caches[3] == BlockCache(32, 24)
+    assert memory.notes == ()
 
 
 def test_compressed_attention_caches_one_row_for_keys_and_values(tmp_path) -> None:
@@ -344,12 +393,61 @@ def test_a_context_that_the_model_was_not_made_for_is_said() -> None:
     assert plan(MEMORY, Placement(7), context_tokens=513).notes == ("the model was made for at most 512 tokens",)
 
 
-def test_a_table_over_contexts_lays_every_placement_out_once(monkeypatch) -> None:
-    """A model of 94 blocks and a small device: nearly two hundred placements for each of nine contexts."""
+def test_a_plan_of_hundreds_of_blocks_lays_out_a_few_placements(monkeypatch) -> None:
+    """Laying out each of a thousand placements, of thousands of tensors, took half a minute."""
     laid_out = []
-    patterns = Placement.override_patterns
-    monkeypatch.setattr(Placement, "override_patterns", lambda self: (laid_out.append(self), patterns(self))[1])
-    rows = trade(make_memory(12), Limits(device_bytes=GIB), [1 << n for n in range(8, 17)])
+    layout = planning._Layout
+    monkeypatch.setattr(planning, "_Layout", lambda *args: (laid_out.append(args[2]), layout(*args))[1])
+    memory = make_memory(94)
+    rows = trade(memory, Limits(device_bytes=GIB), [1 << n for n in range(8, 17)])
     assert len(rows) == 9
-    assert len(laid_out) <= 12 + 1 + 12 + 1
-    assert rows[3] == trade(make_memory(12), Limits(device_bytes=GIB), [1 << 11])[0]
+    assert 0 < len(laid_out) <= 9 * 9
+    assert len(set(laid_out)) == len(laid_out)
+    assert rows[3] == trade(memory, Limits(device_bytes=GIB), [1 << 11])[0]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), *[st.integers(1, 200)] * 3, st.integers(0, 90)), min_size=1, max_size=6),
+    st.integers(0, 3000),
+)
+def test_halving_finds_the_first_suggestion_that_fits_whatever_the_sizes(blocks, device_mib) -> None:
+    tensors = [tensor("token_embd.weight", 50 * MIB, (64, 1000)), tensor("output.weight", 50 * MIB)]
+    for block, (routed, up, gate, down, attention) in enumerate(blocks):
+        rest = "_exps.weight" if routed else ".weight"
+        for part, mib in (("up", up), ("gate", gate), ("down", down)):
+            tensors.append(tensor(f"blk.{block}.ffn_{part}{rest}", mib * MIB))
+        tensors.append(tensor(f"blk.{block}.attn_q.weight", attention * MIB))
+    counts = {block: 8 for block, (routed, *_) in enumerate(blocks) if routed}
+    caches = dict.fromkeys(range(len(blocks)), BlockCache(512, 512))
+    memory = ModelMemory(make_facts(counts, blocks=len(blocks)), tuple(tensors), caches, 0, 1000, 0)
+    limits = Limits(device_bytes=device_mib * MIB)
+    every = planning._candidates(len(blocks), sorted(counts))
+    first = next(one for one in every if plan(memory, one, limits).fits_device)
+    assert suggest(memory, limits).placement.same_place(first)
+
+
+@given(placements)
+def test_what_a_plan_moves_is_what_the_override_patterns_match(placement) -> None:
+    moved = planning._Moved.by(placement)
+    for part in planning._parts(MEMORY):
+        matched = any(re.search(pattern, part.name) for pattern in placement.override_patterns())
+        assert moved.takes(part) == matched, part.name
+
+
+def test_what_is_kept_free_is_said_where_nothing_is_left() -> None:
+    limits = Limits(device_bytes=100 * MIB, host_bytes=GIB)
+    found = suggest(MEMORY, limits)
+    assert found.placement.gpu_layers == 0
+    assert found.notes[-1] == "nothing is put on the device: it has 100.0 MiB, and 512.0 MiB are kept free on it"
+    assert found.warnings[0].startswith("nothing is usable on the host (2.0 GiB kept free of 1.0 GiB), and ")
+    assert (found.limits.device_usable_bytes, found.limits.host_usable_bytes) == (0, 0)
+    assert Limits().device_usable_bytes is None
+
+
+def test_why_no_more_layers_are_on_the_device_is_said() -> None:
+    found = suggest(MEMORY, Limits(device_bytes=640 * MIB), context_tokens=512)
+    assert 0 < found.placement.gpu_layers < 7
+    layers = found.placement.gpu_layers + 1
+    assert found.notes[-1].startswith(f"the last {layers} layers on the device, routed experts of blocks 0-5 in host")
+    assert found.notes[-1].endswith("128.0 MiB of 640.0 MiB are usable, 512.0 MiB are kept free")
+    assert suggest(MEMORY, Limits(device_bytes=8 * GIB), context_tokens=512).notes == ()

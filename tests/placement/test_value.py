@@ -100,6 +100,9 @@ def test_flags_that_no_placement_says_are_refused(flags) -> None:
 def test_an_empty_placement_keeps_everything_on_the_host() -> None:
     assert Placement().to_flags() == ["--n-gpu-layers", "0"]
     assert Placement().override_patterns() == []
+    assert Placement(1).describe() == "the last layer (the output) on the device"
+    assert Placement(99).describe(7) == Placement(7).describe(7) == "all 7 layers on the device"
+    assert Placement(6).describe(7) == "the last 6 layers on the device"
     assert Placement().describe() == "everything in host memory"
 
 

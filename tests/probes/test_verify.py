@@ -104,6 +104,16 @@ def test_doubtful_probes_are_decoded(tmp_path: Path, judge: Judge) -> None:
     assert [outcome.kept for outcome in outcomes] == [None] * 4
 
 
+@pytest.mark.parametrize(
+    ("doubtful", "words"), [(0.0, "; 0 % of them"), (0.001, "; < 1 % of them"), (0.125, "; 12 % of them")]
+)
+def test_a_calibration_says_in_words_how_many_answers_were_too_close(doubtful: float, words: str) -> None:
+    said = Calibration(3.8e-06, 2032, 2000, 1.9e-06, doubtful).describe()
+    assert words in said
+    assert "logits" not in said
+    assert said.endswith("too close to call and were decoded.")
+
+
 def test_where_most_would_be_doubtful_no_draft_is_checked(tmp_path: Path, judge: Judge) -> None:
     class Rough(FakeRuntime):
         """Its batches are off by one logit: a fake of a device whose kernels for batches differ."""
@@ -119,7 +129,7 @@ def test_where_most_would_be_doubtful_no_draft_is_checked(tmp_path: Path, judge:
     verification = prepared(runtime, probes, judge)
     assert verification.calibration.tie_margin == 2.0
     assert verification.calibration.reason is not None
-    assert "decoded" in verification.calibration.describe()
+    assert verification.calibration.describe().startswith("Every answer was decoded: 100 % of the answers")
     outcomes = verify_probes(runtime, probes, probes.split("gate"), judge, verification)
     assert [outcome.kept for outcome in outcomes] == [None] * 4
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +34,19 @@ from routing_lab.placement import Placement
 from routing_lab.probes import ProbeSet, run_probes
 from routing_lab.runtime import Capability, RuntimeOptions, server_process
 from routing_lab.runtime.llama import LlamaRuntime
-from routing_lab.runtime.report import BuiltBlock, ServerReport, listening_processes, parse_report, read_report
+from routing_lab.runtime.native import override_library
+from routing_lab.runtime.process import ending
+from routing_lab.runtime.report import (
+    BuiltBlock,
+    ServerReport,
+    listening_processes,
+    parse_report,
+    read_report,
+    sockets_listening_on,
+)
 from routing_lab.runtime.server import ServerRuntime, _smallest_margin, attest
 from routing_lab.runtime.server_binary import BUILT_BY_MAKE, find_server
+from routing_lab.runtime.server_process import ServerProcess
 from routing_lab.schedule import Schedule
 
 OPTIONS = RuntimeOptions(threads=1, context_tokens=1024, batch_tokens=32)
@@ -166,6 +177,16 @@ def test_the_build_is_named(runtime: ServerRuntime, llama_server: Path) -> None:
     assert str(Path(runtime.build.library).resolve()) in mapped, "the library that is really in use"
 
 
+@pytest.mark.model
+def test_the_time_of_a_prompt_is_told_and_grows_with_it(runtime: ServerRuntime) -> None:
+    runtime.apply(Schedule.baseline(runtime.facts))
+    short, long = (
+        min(runtime.decode_timing(tokens=1, prompt_tokens=prompt).prompt_seconds for _ in range(3))
+        for prompt in (8, 900)
+    )
+    assert 0 < short < long
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What can go wrong with the process
 
@@ -247,7 +268,7 @@ time.sleep(600)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("state", ["idle", "busy", "stopped"])
 def test_the_server_does_not_outlive_a_killed_lab(model: Path, llama_server: Path, state: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(model), str(llama_server), state]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed lab leaves its control file
@@ -257,9 +278,14 @@ def test_the_server_does_not_outlive_a_killed_lab(model: Path, llama_server: Pat
             assert wait_until(lambda: (report := read_report(server)) is not None and bool(report.decode))
             time.sleep(0.3)
         assert not gone(server)
+        if state == "stopped":  # then nothing in it can watch the lab
+            os.kill(server, signal.SIGSTOP)
         lab.kill()
         lab.wait()
-        assert wait_until(lambda: gone(server))
+        ended = wait_until(lambda: gone(server))
+        if not ended:
+            os.kill(server, signal.SIGKILL)
+        assert ended
 
 
 class Impostor(http.server.BaseHTTPRequestHandler):
@@ -305,10 +331,17 @@ def test_where_every_port_is_taken_the_runtime_says_so(
 
 @pytest.mark.model
 def test_settings_for_other_servers_in_the_environment_change_nothing_here(
-    model: Path, llama_server: Path, mixed: Schedule, monkeypatch: pytest.MonkeyPatch
+    model: Path, llama_server: Path, mixed: Schedule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    another = shutil.copy(override_library(), tmp_path / "expert_override-of-last-month.so")
     for name, value in {
+        "LD_PRELOAD": f"{another}:libm.so.6",  # two override libraries would each see half of what is built
+        "LLAMA_SERVER_ROUTER_PORT": "8080",  # a server with this is a router's child, and ends with it
+        "AIP_MODE": "PREDICTION",  # listens where another variable says
+        "HTTP_PROXY": "http://127.0.0.1:9",
         "ROUTING_LAB_EXPERTS": "not even a schedule",
+        "ROUTING_LAB_CONTROL": "/dev/zero",
+        "ROUTING_LAB_WATCH": "77",
         "LLAMA_ARG_N_PREDICT": "1",
         "LLAMA_ARG_MODEL": "/no/such/model",
         "LLAMA_API_KEY": "secret",
@@ -317,6 +350,35 @@ def test_settings_for_other_servers_in_the_environment_change_nothing_here(
     with ServerRuntime(model, OPTIONS, binary=llama_server) as runtime:
         runtime.apply(mixed)
         assert runtime.generate(PROMPT, max_tokens=8).tokens == 8
+        assert "libm.so.6" in Path(f"/proc/{runtime.process_id}/environ").read_text(), "the user's own is kept"
+
+
+@pytest.mark.model
+def test_an_answer_of_a_program_that_took_the_port_of_a_dead_server_is_no_answer(own: ServerRuntime) -> None:
+    process = own._process
+    os.kill(process.pid, signal.SIGKILL)
+    assert wait_until(lambda: not sockets_listening_on(process.port))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", process.port), Impostor) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(RuntimeFailureError, match=r"ended by SIGKILL .* while it was asked for /props"):
+            process.request("/props")
+        other.shutdown()
+
+
+@pytest.mark.parametrize("folder", ["with blank", "$LIB"])
+def test_a_temporary_folder_that_the_loader_cannot_name_is_refused_in_words(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    with pytest.raises(RuntimeUnsupportedError, match="set TMPDIR to a plain path"):
+        ServerProcess(lambda _port: ["/bin/false"], override_library(), 5.0)
+
+
+def test_every_signal_can_be_told() -> None:
+    told = [ending(-number) for number in range(1, signal.SIGRTMAX + 1)]
+    assert told[signal.SIGKILL - 1] == "was ended by SIGKILL (for instance out of memory)"
+    assert told[39] == "was ended by signal 40"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -383,6 +445,38 @@ def test_a_program_of_another_machine_is_refused(tmp_path: Path) -> None:
     path.chmod(0o755)
     with pytest.raises(RuntimeUnsupportedError, match="cannot be run"):
         find_server(path)
+
+
+@pytest.mark.model
+def test_a_program_in_this_folder_is_found_by_its_name(
+    llama_server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").symlink_to(llama_server)
+    monkeypatch.chdir(tmp_path)
+    assert find_server(Path("./mine")).path == tmp_path / "mine"
+
+
+@pytest.mark.model
+def test_a_server_that_was_copied_without_its_libraries_is_told_what_it_lacks(
+    llama_server: Path, tmp_path: Path
+) -> None:
+    alone = shutil.copy(llama_server, tmp_path)
+    with pytest.raises(RuntimeUnsupportedError, match=r"the dynamic linker does not find libllama\S*\.so"):
+        find_server(Path(alone))
+
+
+def test_a_script_that_starts_a_server_is_called_a_script(fake_server: Callable[[str], Path]) -> None:
+    with pytest.raises(RuntimeUnsupportedError, match=r"it is a script, .* so name that program itself"):
+        find_server(fake_server("4567"))
+
+
+def test_a_program_that_prints_for_ever_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script, child = tmp_path / "endless", tmp_path / "child"
+    script.write_text(f"#!/bin/sh\nsleep 600 & echo $! > '{child}'\nwhile :; do echo {'no version ' * 20}; done\n")
+    script.chmod(0o755)
+    with pytest.raises(RuntimeUnsupportedError, match="it tells no version"):
+        find_server(script)
+    assert wait_until(lambda: gone(int(child.read_text())))
 
 
 def test_without_any_server_the_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

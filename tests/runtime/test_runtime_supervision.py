@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,3 +197,34 @@ def test_the_log_is_bounded_and_keeps_the_end() -> None:
     text = tail.text(ended=True)
     assert text.endswith("the last words\n")
     assert len(text) <= _LOG_BYTES
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[7].content }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_that_fails_in_whatever_way_is_the_models_fault_and_no_crash(
+    rewritten: Callable[..., Path], template: str
+) -> None:
+    model = rewritten({"tokenizer.chat_template": template})
+    with LlamaRuntime(model, RuntimeOptions(context_tokens=256)) as runtime:
+        process = runtime.process_id
+        with pytest.raises(RuntimeUnsupportedError, match=r"chat template of .* fails"):
+            runtime.render_chat("2+2?")
+        assert runtime.generate("Q: 2+2=?\n", max_tokens=4).tokens == 4
+        assert runtime.process_id == process
+
+
+def test_a_path_and_a_stop_string_that_are_no_unicode_are_taken(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / os.fsdecode(b"m\xff.gguf")
+    shutil.copy(model, copy)
+    with LlamaRuntime(copy, RuntimeOptions(context_tokens=256)) as runtime:
+        made = runtime.generate("Q: 2+2=?\n", max_tokens=8, stop=["\ud800"])
+        assert made.tokens > 0
+        assert made.text == runtime.generate("Q: 2+2=?\n", max_tokens=8).text

@@ -97,6 +97,12 @@ def test_every_truncation_of_a_library_is_refused_without_a_crash(library: Calla
         assert unfit_reason(path) is not None
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_file_is_named_and_not_waited_for(nonfile: Callable[..., Path], kind: str) -> None:
+    with pytest.raises(RuntimeUnsupportedError, match=f"cannot read .*{kind}"):
+        defined_symbols(nonfile(kind))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "cannot read" in str(unfit_reason(tmp_path / "libllama.so"))
 

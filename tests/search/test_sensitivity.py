@@ -171,10 +171,12 @@ def test_after_ctrl_c_in_the_pass_the_same_call_goes_on_with_the_next_cut(
             raise KeyboardInterrupt
         return False
 
-    with pytest.raises(InterruptedStudyError):
+    with pytest.raises(InterruptedStudyError) as caught:
         run(facts, storage, runtime=make_runtime(facts, fail=fail))
     before = load_study(storage)
     assert before.trials[-1].ending is Ending.INTERRUPTED
+    if before.single_cuts:
+        assert f"and what {len(before.single_cuts)} parts lose when cut alone are saved" in str(caught.value)
     study = run(facts, storage).study
     assert study.trials[: len(before.trials)] == before.trials
     keys = [trial.key for trial in study.single_cuts]

@@ -48,7 +48,9 @@ def storage(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "studies.db"
 
 
-def run(facts: ModelFacts, storage: Path, *, trials: int = 8, runtime: Any = None, **changes: Any) -> StudyResult:
+def run(
+    facts: ModelFacts, storage: Path, *, trials: int | None = 8, runtime: Any = None, **changes: Any
+) -> StudyResult:
     given: dict[str, Any] = {"study": "s", "probe_set": make_probes(), "space": make_space(), "on_progress": None}
     for name in list(changes):
         if name in given:
@@ -183,7 +185,7 @@ def test_a_baseline_that_fails_a_probe_ends_a_strict_study_at_once_and_names_the
     message = str(caught.value)
     assert "g1, g3" in message
     assert "fix or remove" in message
-    assert "no_worse_than_baseline" in message
+    assert "--policy no_worse_than_baseline" in message
     assert seen[0].baseline.failures == ("g1", "g3")
     stored = load_study(storage)
     assert stored.trials == ()
@@ -320,8 +322,19 @@ def test_an_interrupted_schedule_may_be_evaluated_again(facts: ModelFacts, stora
 
 def test_a_finished_study_is_not_run_again(facts: ModelFacts, storage: Path) -> None:
     first = run(facts, storage)
+    assert first.evaluated_now == 8
     again = run(facts, storage, runtime=make_runtime(facts, fail=lambda _request, _counts: True))
     assert again.study.trials == first.study.trials
+    assert again.evaluated_now == 0
+
+
+def test_without_a_number_of_trials_only_time_and_space_end_a_study(facts: ModelFacts, storage: Path) -> None:
+    seen: list[Progress] = []
+    result = run(facts, storage, trials=None, hours=1.0, space=make_space((4, 8)), on_progress=seen.append)
+    assert result.stopped is Stop.EXHAUSTED
+    assert {progress.total for progress in seen} == {None}
+    assert seen[-1].seconds_left == pytest.approx(3600, abs=120)
+    assert run(facts, storage, trials=None, hours=1e-9, study="t").stopped is Stop.HOURS
 
 
 def test_more_trials_extend_a_study_with_another_sampler(facts: ModelFacts, storage: Path) -> None:
@@ -416,6 +429,22 @@ def test_a_study_of_another_question_is_not_continued(
         run(facts, storage, **DIFFERENCES[what](tmp_path))
     assert str(caught.value).count("the study has") == 1
     assert load_study(storage) == before
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_a_study_without_a_trial_takes_another_question(
+    facts: ModelFacts, storage: Path, tmp_path: Path, what: str
+) -> None:
+    helpless = {"g1": {0: 99}}
+    with pytest.raises(NothingAcceptedError):
+        run(facts, storage, runtime=make_runtime(facts, helpless))
+    measured = load_study(storage).baseline
+    changes = {"runtime": make_runtime(facts, helpless), "policy": Policy(Rule.NO_WORSE_THAN_BASELINE)}
+    result = run(facts, storage, trials=3, **changes | DIFFERENCES[what](tmp_path))
+    assert len(result.study.evaluated) == 3
+    assert result.study.identity["policy"] == "no_worse_than_baseline"
+    # The policy and the space leave the baseline what it was; of anything else it is measured anew.
+    assert (result.study.baseline == measured) == (what in {"policy", "search space"})
 
 
 def test_all_differences_are_named_at_once(facts: ModelFacts, storage: Path) -> None:

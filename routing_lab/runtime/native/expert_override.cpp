@@ -28,7 +28,8 @@
 //                            end
 //                        What cannot be read is refused with a line on standard error, and the schedule stays.
 //   ROUTING_LAB_WATCH    number of an inherited descriptor; the program ends when its other end closes, or when its
-//                        parent is gone.
+//                        parent is gone. With ",parent" behind it the kernel ends it with the thread that started it,
+//                        also where it is stopped and could not watch anything.
 //   the report           an anonymous file of the process, /proc/PID/fd/N -> "/memfd:routing_lab_report", which says
 //                        for each block what its last graph was built with; see report_text.
 //
@@ -40,6 +41,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -90,6 +92,7 @@ constexpr const char * KEY_FAMILY = "routing_lab."; // a key of it that is not o
 constexpr const char * KEY = "routing_lab.experts_used";
 constexpr const char * OWN = "own"; // the model's own counts
 constexpr const char * REPORT_NAME = "routing_lab_report";
+constexpr const char * WITH_PARENT = ",parent";
 constexpr int WATCH_MS = 1000;               // how soon a new parent is noticed where the descriptor stays open
 constexpr size_t CONTROL_BYTES = 64 * 1024;  // a schedule of BLOCK_LIMIT single blocks takes 48 KiB
 constexpr int EXIT_UNSUPPORTED = 4; // the exit code of the whole product for "the runtime cannot do this"
@@ -698,6 +701,10 @@ void * watch(void * watched) {
 void start_watching(const char * text) {
     char * end = nullptr;
     const long watched = std::strtol(text, &end, 10);
+    if (end != text && std::strcmp(end, WITH_PARENT) == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        end += std::strlen(WITH_PARENT);
+    }
     if (end == text || *end != '\0' || watched < 0 || fcntl(static_cast<int>(watched), F_SETFD, FD_CLOEXEC) != 0) {
         refuse(std::string(WATCH_ENVIRONMENT) + " names no open descriptor");
     }
