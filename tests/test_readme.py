@@ -137,6 +137,20 @@ def test_the_demo_model_answers_the_prompts_that_the_page_says_it_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (text,) = [text for language, text in blocks(PROBES) if language == "yaml" and "prompt: raw" in text]
-    (tmp_path / "demo.yaml").write_text(text, encoding="utf-8")
-    assert main(["probes", "check", str(tmp_path / "demo.yaml"), "--threads", "1", "--json"]) == 0
-    assert all(split["passed"] == split["probes"] for split in json.loads(capsys.readouterr().out)["splits"])
+    chat = text.replace("prompt: raw", "prompt: chat").replace('"Q: ', '"').replace("=?\\n", "=?")
+    assert '"347+86=?"' in chat
+    for written in (text, chat):
+        (tmp_path / "demo.yaml").write_text(written, encoding="utf-8")
+        assert main(["probes", "check", str(tmp_path / "demo.yaml"), "--threads", "1", "--json"]) == 0
+        assert all(split["passed"] == split["probes"] for split in json.loads(capsys.readouterr().out)["splits"])
+
+
+def test_the_columns_that_the_page_on_searching_explains_are_those_of_the_tables() -> None:
+    tables = (ROOT / "routing_lab" / "report" / "tables.py").read_text(encoding="utf-8")
+    explained = re.findall(r"^\| (`.*?) \| ", SEARCH.read_text(encoding="utf-8"), re.MULTILINE)
+    columns = {name for cell in explained for name in re.findall(r"`([^`]*)`", cell)}
+    for column in ("trial", "experts in blocks", "gate", "experts", "prompts", "s/answer", "answers", "tok/s"):
+        assert column in columns
+        assert f'"{column}"' in tables
+    assert "speed ratio [98.75 %]" in columns
+    assert "speed ratio [" in tables

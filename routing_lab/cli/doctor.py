@@ -39,24 +39,25 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        console().print(_table(report))
+        console().print(_table(report, stock=args.stock))
     return 0 if report.override == "attested" else RuntimeUnsupportedError.exit_code
 
 
-def _table(report: DoctorReport) -> Table:
+def _table(report: DoctorReport, *, stock: bool) -> Table:
     from routing_lab.schedule import format_counts
 
     attested = f", read back {format_counts(report.attested)}" if report.attested else ""
+    off = stock and report.usable  # nothing is wrong: it was not to be tried
     rows = {
         "machine": f"{report.platform}, {report.cores} cores, {_memory(report)}",
         "devices": ", ".join(f"{device.name} ({device.kind})" for device in report.devices) or "none listed",
         "libllama": f"{report.library or 'not found'}{f' ({report.version})' if report.version else ''}",
         "override library": report.override_library or "not used",
-        "override": f"{report.override}{attested}",
+        "override": "switched off by --stock: uniform schedules only" if off else f"{report.override}{attested}",
         "capability": report.capability or "none",
         "tried on": report.model,
     }
-    if report.reason:
+    if report.reason and not off:
         rows["reason"] = report.reason
     rows |= {f"warning {number}": warning for number, warning in enumerate(report.warnings, start=1)}
     return fact_table(rows)

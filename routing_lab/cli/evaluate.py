@@ -50,8 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from routing_lab.evaluate import EvaluateSettings, evaluate
     from routing_lab.report import evaluation_table
 
-    facts = options.read_facts(args)
-    schedules = options.load_schedules(args.schedules, facts)
     _require_room(args)
     settings = EvaluateSettings(
         measure=options.measure_settings(args),
@@ -62,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     )
     probes = options.probe_set(args)
     options.require_splits(probes, "gate")
+    facts = options.read_facts(args)
+    schedules = options.load_schedules(args.schedules, facts)
     # A misfit is said before minutes are spent on loading and measuring.
     options.check_fit(schedules, args.schedules, facts)
     with options.open_runtime(args) as runtime, activity("loading the model") as say_doing:

@@ -35,18 +35,28 @@ def run(args: argparse.Namespace) -> int:
 
     facts = options.read_facts(args)
     digest = model_digest(facts) if args.digest else None
+    label = _label(facts)
     if args.json:
-        print_json(plain(facts) | ({"digest": digest} if digest else {}))
+        print_json(plain(facts) | {"schedule_of_copy": label} | ({"digest": digest} if digest else {}))
         return 0
     out = console()
-    out.print(_summary(facts, digest))
+    out.print(_summary(facts, digest, label))
     if facts.is_moe:
         out.print()
         out.print(_blocks(facts))
     return 0
 
 
-def _summary(facts: ModelFacts, digest: str | None) -> Table:
+def _label(facts: ModelFacts) -> str | None:
+    """What a copy made by ``export --format gguf`` says of the schedule that is its own count now."""
+    from routing_lab.export.gguf_copy import LABEL_KEY
+    from routing_lab.model.facts import read_shards
+
+    label = read_shards(facts.files[0])[0][1].metadata.get(LABEL_KEY)
+    return label if isinstance(label, str) else None
+
+
+def _summary(facts: ModelFacts, digest: str | None, label: str | None) -> Table:
     from routing_lab.schedule import format_blocks
 
     rows = {
@@ -62,6 +72,8 @@ def _summary(facts: ModelFacts, digest: str | None) -> Table:
         "context": f"{facts.context_length:,} tokens" if facts.context_length else "not stated",
         "chat template": "yes" if facts.has_chat_template else "no",
     }
+    if label is not None:
+        rows["copy with schedule"] = label
     if digest:
         rows["digest"] = digest
     return fact_table(rows)

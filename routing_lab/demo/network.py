@@ -16,26 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from routing_lab.demo import vocabulary
+from routing_lab.demo.settings import NetworkConfig
 
 __all__ = ["Layout", "Network", "NetworkConfig", "RouterLosses"]
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkConfig:
-    """The shape of the network; the field names follow GGUF's metadata keys where one exists."""
-
-    block_count: int = 6
-    embedding_length: int = 128
-    head_count: int = 4
-    head_count_kv: int = 2
-    head_length: int = 32
-    expert_count: int = 16
-    expert_used_count: int = 8
-    expert_feed_forward_length: int = 192
-    rope_freq_base: float = 1e4
-    rms_epsilon: float = 1e-6
-    vocabulary_size: int = vocabulary.SIZE
 
 
 @dataclass(frozen=True, slots=True)

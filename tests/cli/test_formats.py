@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from commandline import DEMO_SCHEDULES, FIGURE_1, exit_code, fails, run_json
 from fakelab import make_probes, make_runtime, schedule
+from modelfiles import write_moe
 
 from routing_lab import demo
 from routing_lab.errors import UserFileError
+from routing_lab.export.gguf_copy import LABEL_KEY
 from routing_lab.measure import MeasureSettings
 from routing_lab.model import ModelFacts
 from routing_lab.schedule import Schedule
@@ -124,3 +126,30 @@ def test_what_is_wrong_with_a_file_and_what_does_not_fit_come_together(
     error = fails(capsys, 3, *argv, tmp_path / "s.yaml")
     assert "6-32 are none" in error
     assert "is 0; a block consults at least 1 expert" in error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def test_a_copy_of_a_model_shows_the_schedule_that_was_written_into_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = write_moe(tmp_path / "copy.gguf", {LABEL_KEY: "found (0-2:1), validated by c.yaml"})
+    assert exit_code(["model", copy]) == 0
+    assert "found (0-2:1), validated by c.yaml" in capsys.readouterr().out
+    code, shown = run_json(capsys, "model", copy)
+    assert isinstance(shown, dict)
+    assert (code, shown["schedule_of_copy"]) == (0, "found (0-2:1), validated by c.yaml")
+    assert exit_code(["model"]) == 0
+    assert "copy with schedule" not in capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_doctor_says_that_the_override_was_switched_off_and_not_that_it_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code(["doctor", "--stock"]) == 4
+    said = capsys.readouterr().out
+    assert "switched off by --stock" in said
+    assert "unsupported" not in said
