@@ -39,6 +39,7 @@ from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
 __all__ = [
+    "CountRounds",
     "Ended",
     "MeasureSettings",
     "SpeedRatio",
@@ -48,6 +49,9 @@ __all__ = [
     "measure_rates",
     "measure_ratio",
 ]
+
+CountRounds = Callable[[int, int], None]
+"""Called before every round that counts with its number and how many there may be at most."""
 
 
 class Ended(StrEnum):
@@ -203,6 +207,7 @@ def measure_ratio(
     settings: MeasureSettings | None = None,
     *,
     rival: float | None = None,
+    on_round: CountRounds | None = None,
 ) -> SpeedRatio:
     """Decode rate of ``candidate`` over that of ``baseline``, interleaved; see the head of this module.
 
@@ -212,7 +217,7 @@ def measure_ratio(
         RuntimeFailureError: The model's process died, or its clock gave a time that is none.
         AttestationError: The runtime did not switch to a schedule.
     """
-    return measure_many(runtime, [candidate], baseline, settings, rival=rival)[0]
+    return measure_many(runtime, [candidate], baseline, settings, rival=rival, on_round=on_round)[0]
 
 
 def measure_many(
@@ -223,6 +228,7 @@ def measure_many(
     *,
     rival: float | None = None,
     racers: Collection[int] = (),
+    on_round: CountRounds | None = None,
 ) -> list[SpeedRatio]:
     """The ratio of each candidate, in common rounds, so that the baseline is decoded once for all of them.
 
@@ -237,6 +243,7 @@ def measure_many(
     turns = _Turns(runtime, [baseline, *candidates], settings)
     turns.play(settings.warmup_rounds, range(len(candidates) + 1))
     turns.forget()
+    turns.count(on_round, settings.looks[-1])
     done: dict[int, SpeedRatio] = {}
     for look in settings.looks:
         left = [which for which in range(len(candidates)) if which not in done]
@@ -265,7 +272,13 @@ def _ended(now: SpeedRatio, settings: MeasureSettings, look: int, to_reach: floa
 
 
 def measure_prefill(
-    runtime: Runtime, candidates: Sequence[Schedule], baseline: Schedule, settings: MeasureSettings, prompt_tokens: int
+    runtime: Runtime,
+    candidates: Sequence[Schedule],
+    baseline: Schedule,
+    settings: MeasureSettings,
+    prompt_tokens: int,
+    *,
+    on_round: CountRounds | None = None,
 ) -> list[SpeedRatio] | None:
     """The ratios of the rates at which prompts of ``prompt_tokens`` are processed; ``None`` where nothing tells them.
 
@@ -278,6 +291,7 @@ def measure_prefill(
     everyone = range(len(candidates) + 1)
     turns.play(settings.warmup_rounds, everyone)
     turns.forget()
+    turns.count(on_round, settings.rounds)
     turns.play(settings.rounds, everyone)
     if any(math.isnan(rate) for rates in turns.rates for rate in rates):
         return None
@@ -285,7 +299,7 @@ def measure_prefill(
 
 
 def measure_rates(
-    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings
+    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings, *, on_round: CountRounds | None = None
 ) -> list[tuple[float, ...]]:
     """Decode rates in tokens per second: per schedule one for each of the ``rounds`` that count.
 
@@ -297,6 +311,7 @@ def measure_rates(
     everyone = range(len(schedules))
     turns.play(settings.warmup_rounds, everyone)
     turns.forget()
+    turns.count(on_round, settings.rounds)
     turns.play(settings.rounds, everyone)
     return [tuple(rates) for rates in turns.rates]
 
@@ -315,15 +330,22 @@ class _Turns:
         self._rate = rate or _decode_rate
         self._applied: int | None = None
         self._backwards = False
+        self._tell: Callable[[int], None] = lambda _number: None
         self.rates: list[list[float]] = [[] for _ in schedules]
 
     def forget(self) -> None:
         """Throw away what was measured so far."""
         self.rates = [[] for _ in self._schedules]
 
+    def count(self, on_round: CountRounds | None, most: int) -> None:
+        """From now on say the number of every round, of at most so many."""
+        if on_round is not None:
+            self._tell = lambda number: on_round(number, most)
+
     def play(self, rounds: int, which: Sequence[int]) -> None:
         """Let these schedules decode for some rounds, every other one in reverse order."""
         for _ in range(rounds):
+            self._tell(len(self.rates[0]) + 1)
             for turn in reversed(which) if self._backwards else which:
                 # Even two equal schedules are switched between: then a comparison of a schedule with itself costs and
                 # risks what any other does.

@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
             storage=args.storage,
             settings=settings,
             on_progress=bar.update,
+            on_baseline=bar.baseline,
         )
         facts = runtime.facts
     _print_result(args, result, facts)
@@ -294,6 +295,10 @@ class _Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def baseline(self, doing: str, done: int, total: int) -> None:
+        """Show how far the baseline is."""
+        self._bar.update(self._task, total=total, completed=done, count=f"{done}/{total}", state=doing)
 
     def update(self, progress: Progress) -> None:
         """Show where the study stands; the baseline's own failures are said once, above the bar."""
