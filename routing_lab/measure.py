@@ -89,7 +89,7 @@ class MeasureSettings:
             raise ValueError(f"confidence must be between 0 and 1, got {self.confidence}")
         if self.rounds < (needed := fewest_rounds(self.confidence)):
             raise ValueError(
-                f"{self.rounds} rounds cannot give a {self.confidence:.0%} interval; it takes at least {needed}"
+                f"{self.rounds} rounds cannot give a {_percent(self.confidence)} interval; it takes at least {needed}"
             )
         if self.most_rounds is not None and self.most_rounds < self.rounds:
             raise ValueError(f"most_rounds ({self.most_rounds}) must be at least rounds ({self.rounds})")
@@ -397,7 +397,9 @@ def _trend(rates: Sequence[float]) -> str | None:
     change = stats.theilslopes(rates, rounds).slope * (len(rates) - 1) / statistics.median(rates)
     if abs(change) < _TREND_SHARE:
         return None
-    return f"the baseline became {abs(change):.0%} {'faster' if change > 0 else 'slower'} over {len(rates)} rounds"
+    return (
+        f"the baseline became {100 * abs(change):.0f} % {'faster' if change > 0 else 'slower'} over {len(rates)} rounds"
+    )
 
 
 def _stalls(rates: Sequence[float]) -> str | None:
@@ -408,13 +410,17 @@ def _stalls(rates: Sequence[float]) -> str | None:
         return None
     lowest = min(rates) / usual
     named = ", ".join(map(str, stalled[:5])) + (" ..." if len(stalled) > 5 else "")  # noqa: PLR2004 - enough to see
-    return (
-        f"{len(stalled)} of {len(rates)} rounds were disturbed (round {named}; down to {lowest:.0%} of the usual rate)"
-    )
+    slowest = f"down to {100 * lowest:.0f} % of the usual rate"
+    return f"{len(stalled)} of {len(rates)} rounds were disturbed (round {named}; {slowest})"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Centre and interval of a few noisy numbers
+
+
+def _percent(confidence: float) -> str:
+    """A confidence for a message, with all of its digits that count."""
+    return f"{100 * confidence:.6g} %"
 
 
 def fewest_rounds(confidence: float) -> int:
@@ -452,5 +458,5 @@ def _walsh_averages_outside(n: int, confidence: float) -> int:
         below += subsets[k]
         k += 1
     if k == 0:
-        raise ValueError(f"{n} rounds cannot give a {confidence:.0%} interval")
+        raise ValueError(f"{n} rounds cannot give a {_percent(confidence)} interval")
     return k - 1

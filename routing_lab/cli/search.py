@@ -377,7 +377,7 @@ def _state(progress: Progress) -> str:
     best = "none accepted yet"
     if progress.best is not None and progress.best.speed is not None:
         best = f"best ratio {progress.best.speed.ratio:.3f}"
-    passing = "" if progress.pass_rate is None else f"  passing {progress.pass_rate:.0%}"
+    passing = "" if progress.pass_rate is None else f"  passing {100 * progress.pass_rate:.0f} %"
     left = "" if progress.seconds_left is None else f"  {_duration(progress.seconds_left)} left"
     return best + passing + left
 

@@ -287,6 +287,24 @@ def test_a_gate_that_the_baseline_fails_ends_with_the_documented_code(
 
 
 @pytest.mark.model
+def test_a_study_without_a_trial_goes_on_with_the_policy_that_its_error_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probes = tmp_path / "probes.yaml"
+    items = ('{id: a, prompt: "Q: 47+86=?\\n", answer: "1"', '{id: b, prompt: "Q: 41+86=?\\n", answer: "127"')
+    listed = "".join(f"  - {item}, type: integer}}\n" for item in items)
+    probes.write_text(f"probes: half\nprompt: raw\nmax_tokens: 48\nitems:\n{listed}", encoding="utf-8")
+    argv = ["search", "--probes", str(probes), "--storage", str(tmp_path / "s.db"), "--trials", "1", *QUICK]
+    assert "--policy no_worse_than_baseline" in fails(capsys, 5, *argv)
+    code, study = run_json(capsys, *argv, "--policy", "no_worse_than_baseline")
+    assert code in {0, 5}
+    assert isinstance(study, dict)
+    assert study["identity"]["policy"] == "no_worse_than_baseline"
+    assert sum(trial["origin"] != "sensitivity" for trial in study["trials"]) == 1
+    assert "cannot go on" in fails(capsys, 2, *argv)
+
+
+@pytest.mark.model
 def test_a_uniform_schedule_runs_without_the_override_and_another_one_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
