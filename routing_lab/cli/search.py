@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console, say, say_error, shown, strip_width
+from routing_lab.cli.output import console, print_json, progress_console, say_error, shown, strip_width
 from routing_lab.errors import NothingAcceptedError, Problem, RoutingLabError, UserFileError
 
 if TYPE_CHECKING:
@@ -129,8 +129,6 @@ def run(args: argparse.Namespace) -> int:
         )
         facts = runtime.facts
     _print_result(args, result, facts)
-    if not args.json:
-        say(_why_it_ended(result))
     if not result.candidates:
         return say_error(NothingAcceptedError(_nothing_passed(args, result)))
     return 0
@@ -242,6 +240,8 @@ def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFac
     if result.study.single_cuts:
         out.print()
         out.print(sensitivity_table(result.study))
+    out.print()
+    out.print(_why_it_ended(result))
     if result.candidates:
         best = result.candidates[0]
         out.print(f"\nfastest accepted so far (screening): {best.key}")
