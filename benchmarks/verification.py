@@ -58,7 +58,7 @@ def main() -> None:
         print(f"{runtime.facts.name}, {size:.2f} GiB, {runtime.options.threads} threads, {len(gate)} probes")
         transcripts = Transcripts.of_baseline(runtime, probe_set, gate, judge)
         calibration = calibrate(runtime, probe_set, gate, transcripts)
-        print(calibration.describe())
+        print(calibration.describe(), calibration.to_dict())
         bench = Bench(runtime, probe_set, judge, Verification(transcripts, calibration))
         if args.schedules:
             bench.compare(args.schedules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import AttestationError, RuntimeFailureError, RuntimeUnsupportedError, UsageError
 from routing_lab.gate import Policy, Result, Verdict, decide
-from routing_lab.measure import MeasureSettings, SpeedRatio, measure_many, measure_prefill
+from routing_lab.measure import CountRounds, MeasureSettings, SpeedRatio, measure_many, measure_prefill
 from routing_lab.probes import Outcome, ProbeSet, run_probes
 from routing_lab.probes.verify import Calibration, Transcripts, Verification, calibrate, verify_probes
 from routing_lab.runtime.base import Runtime
@@ -178,12 +179,13 @@ class _Table:
         self._gate = probe_set.split("gate")
         self._baseline = Schedule.baseline(runtime.facts)
         self._verification: Verification | None = None
+        self._schedules = 1
 
     def of(self, schedules: Sequence[Schedule]) -> Evaluation:
         """The table: all answers first, then all speeds in common rounds."""
+        self._schedules = len(schedules) + 1
         own = self._own_answers()
-        answers = [self._answers(schedule) for schedule in schedules]
-        self._report("measuring speeds")
+        answers = [self._answers(schedule, number) for number, schedule in enumerate(schedules, 2)]
         speeds = self._speeds(schedules, answers, own.outcomes)
         prefill = self._prefill(schedules, speeds)
         # Where nothing else could be measured, the baseline still can, or there is no table.
@@ -200,15 +202,27 @@ class _Table:
 
     def _own_answers(self) -> _Answers:
         """The baseline's answers, decoded; its completions are the drafts of all others."""
-        self._report(f"asking {self._baseline.name}")
-        transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge)
+        asked = self._asking(self._baseline, 1)
+        transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge, asked)
         if self._settings.verify:
+            self._report("comparing answers that are checked with decoded ones")
             found = calibrate(self._runtime, self._probe_set, self._gate, transcripts)
             self._verification = Verification(transcripts, found)
         return _Answers(transcripts.outcomes)
 
-    def _answers(self, schedule: Schedule) -> _Answers:
-        self._report(f"asking {schedule.name}")
+    def _asking(self, schedule: Schedule, number: int) -> Callable[[Outcome], None]:
+        """Say whose probes are asked, and what counts them."""
+        who, done = f"asking {schedule.name} ({number} of {self._schedules})", itertools.count(1)
+        self._report(who)
+        return lambda _outcome: self._report(f"{who}, {next(done)} of {len(self._gate)} probes")
+
+    def _round(self, what: str) -> CountRounds:
+        """Say what is measured, and what counts its rounds; the first to come is the warm-up."""
+        self._report(what)
+        return lambda number, most: self._report(f"{what}, round {number} of at most {most}")
+
+    def _answers(self, schedule: Schedule, number: int) -> _Answers:
+        asked = self._asking(schedule, number)
         try:
             self._runtime.apply(schedule)
         except AttestationError:
@@ -219,7 +233,11 @@ class _Table:
         if self._verification is not None:
             ask = partial(verify_probes, verification=self._verification)
         stop = self._settings.stop_after_failures
-        return _Answers(tuple(ask(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=stop)))
+        return _Answers(
+            tuple(
+                ask(self._runtime, self._probe_set, self._gate, self._judge, stop_after_failures=stop, progress=asked)
+            )
+        )
 
     def _speeds(
         self, schedules: Sequence[Schedule], answers: Sequence[_Answers], own: Sequence[Outcome]
@@ -240,7 +258,14 @@ class _Table:
         return speeds
 
     def _measured(self, schedules: Sequence[Schedule], racers: Collection[int] = ()) -> list[SpeedRatio]:
-        return measure_many(self._runtime, schedules, self._baseline, self._settings.measure, racers=racers)
+        return measure_many(
+            self._runtime,
+            schedules,
+            self._baseline,
+            self._settings.measure,
+            racers=racers,
+            on_round=self._round("measuring speeds"),
+        )
 
     def _verdict(self, outcomes: Sequence[Outcome], own: Sequence[Outcome]) -> Verdict:
         return decide(outcomes, len(self._gate), self._settings.policy, own)
@@ -258,10 +283,16 @@ class _Table:
         ratios: list[SpeedRatio | None] = [None for _ in speeds]
         if not tokens or not usable:
             return ratios
-        self._report("measuring prompts")
         wanted = [schedules[index] for index in usable]
         try:
-            measured = measure_prefill(self._runtime, wanted, self._baseline, self._settings.measure, tokens)
+            measured = measure_prefill(
+                self._runtime,
+                wanted,
+                self._baseline,
+                self._settings.measure,
+                tokens,
+                on_round=self._round("measuring prompts"),
+            )
         except RuntimeFailureError:
             measured = None  # its decode ratio is there, and the row's error is about that
         for index, ratio in zip(usable, measured or [], strict=False):

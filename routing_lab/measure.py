@@ -41,6 +41,7 @@ from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
 __all__ = [
+    "CountRounds",
     "Ended",
     "MeasureSettings",
     "SpeedRatio",
@@ -50,6 +51,9 @@ __all__ = [
     "measure_rates",
     "measure_ratio",
 ]
+
+CountRounds = Callable[[int, int], None]
+"""Called before every round that counts with its number and how many there may be at most."""
 
 
 class Ended(StrEnum):
@@ -87,7 +91,7 @@ class MeasureSettings:
             raise ValueError(f"confidence must be between 0 and 1, got {self.confidence}")
         if self.rounds < (needed := fewest_rounds(self.confidence)):
             raise ValueError(
-                f"{self.rounds} rounds cannot give a {self.confidence:.0%} interval; it takes at least {needed}"
+                f"{self.rounds} rounds cannot give a {_percent(self.confidence)} interval; it takes at least {needed}"
             )
         if self.most_rounds is not None and self.most_rounds < self.rounds:
             raise ValueError(f"most_rounds ({self.most_rounds}) must be at least rounds ({self.rounds})")
@@ -205,6 +209,7 @@ def measure_ratio(
     settings: MeasureSettings | None = None,
     *,
     rival: float | None = None,
+    on_round: CountRounds | None = None,
 ) -> SpeedRatio:
     """Decode rate of ``candidate`` over that of ``baseline``, interleaved; see the head of this module.
 
@@ -214,7 +219,7 @@ def measure_ratio(
         RuntimeFailureError: The model's process died, or its clock gave a time that is none.
         AttestationError: The runtime did not switch to a schedule.
     """
-    return measure_many(runtime, [candidate], baseline, settings, rival=rival)[0]
+    return measure_many(runtime, [candidate], baseline, settings, rival=rival, on_round=on_round)[0]
 
 
 def measure_many(
@@ -225,6 +230,7 @@ def measure_many(
     *,
     rival: float | None = None,
     racers: Collection[int] = (),
+    on_round: CountRounds | None = None,
 ) -> list[SpeedRatio]:
     """The ratio of each candidate, in common rounds, so that the baseline is decoded once for all of them.
 
@@ -239,6 +245,7 @@ def measure_many(
     turns = _Turns(runtime, [baseline, *candidates], settings)
     turns.play(settings.warmup_rounds, range(len(candidates) + 1))
     turns.forget()
+    turns.count(on_round, settings.looks[-1])
     done: dict[int, SpeedRatio] = {}
     for look in settings.looks:
         left = [which for which in range(len(candidates)) if which not in done]
@@ -267,7 +274,13 @@ def _ended(now: SpeedRatio, settings: MeasureSettings, look: int, to_reach: floa
 
 
 def measure_prefill(
-    runtime: Runtime, candidates: Sequence[Schedule], baseline: Schedule, settings: MeasureSettings, prompt_tokens: int
+    runtime: Runtime,
+    candidates: Sequence[Schedule],
+    baseline: Schedule,
+    settings: MeasureSettings,
+    prompt_tokens: int,
+    *,
+    on_round: CountRounds | None = None,
 ) -> list[SpeedRatio] | None:
     """The ratios of the rates at which prompts of ``prompt_tokens`` are processed; ``None`` where nothing tells them.
 
@@ -280,6 +293,7 @@ def measure_prefill(
     everyone = range(len(candidates) + 1)
     turns.play(settings.warmup_rounds, everyone)
     turns.forget()
+    turns.count(on_round, settings.rounds)
     turns.play(settings.rounds, everyone)
     if any(math.isnan(rate) for rates in turns.rates for rate in rates):
         return None
@@ -287,7 +301,7 @@ def measure_prefill(
 
 
 def measure_rates(
-    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings
+    runtime: Runtime, schedules: Sequence[Schedule], settings: MeasureSettings, *, on_round: CountRounds | None = None
 ) -> list[tuple[float, ...]]:
     """Decode rates in tokens per second: per schedule one for each of the ``rounds`` that count.
 
@@ -299,6 +313,7 @@ def measure_rates(
     everyone = range(len(schedules))
     turns.play(settings.warmup_rounds, everyone)
     turns.forget()
+    turns.count(on_round, settings.rounds)
     turns.play(settings.rounds, everyone)
     return [tuple(rates) for rates in turns.rates]
 
@@ -317,15 +332,22 @@ class _Turns:
         self._rate = rate or _decode_rate
         self._applied: int | None = None
         self._backwards = False
+        self._tell: Callable[[int], None] = lambda _number: None
         self.rates: list[list[float]] = [[] for _ in schedules]
 
     def forget(self) -> None:
         """Throw away what was measured so far."""
         self.rates = [[] for _ in self._schedules]
 
+    def count(self, on_round: CountRounds | None, most: int) -> None:
+        """From now on say the number of every round, of at most so many."""
+        if on_round is not None:
+            self._tell = lambda number: on_round(number, most)
+
     def play(self, rounds: int, which: Sequence[int]) -> None:
         """Let these schedules decode for some rounds, every other one in reverse order."""
         for _ in range(rounds):
+            self._tell(len(self.rates[0]) + 1)
             for turn in reversed(which) if self._backwards else which:
                 # Even two equal schedules are switched between: then a comparison of a schedule with itself costs and
                 # risks what any other does.
@@ -377,7 +399,9 @@ def _trend(rates: Sequence[float]) -> str | None:
     change = stats.theilslopes(rates, rounds).slope * (len(rates) - 1) / statistics.median(rates)
     if abs(change) < _TREND_SHARE:
         return None
-    return f"the baseline became {abs(change):.0%} {'faster' if change > 0 else 'slower'} over {len(rates)} rounds"
+    return (
+        f"the baseline became {100 * abs(change):.0f} % {'faster' if change > 0 else 'slower'} over {len(rates)} rounds"
+    )
 
 
 def _stalls(rates: Sequence[float]) -> str | None:
@@ -388,13 +412,17 @@ def _stalls(rates: Sequence[float]) -> str | None:
         return None
     lowest = min(rates) / usual
     named = ", ".join(map(str, stalled[:5])) + (" ..." if len(stalled) > 5 else "")  # noqa: PLR2004 - enough to see
-    return (
-        f"{len(stalled)} of {len(rates)} rounds were disturbed (round {named}; down to {lowest:.0%} of the usual rate)"
-    )
+    slowest = f"down to {100 * lowest:.0f} % of the usual rate"
+    return f"{len(stalled)} of {len(rates)} rounds were disturbed (round {named}; {slowest})"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Centre and interval of a few noisy numbers
+
+
+def _percent(confidence: float) -> str:
+    """A confidence for a message, with all of its digits that count."""
+    return f"{100 * confidence:.6g} %"
 
 
 def fewest_rounds(confidence: float) -> int:
@@ -433,5 +461,5 @@ def _walsh_averages_outside(n: int, confidence: float) -> int:
         below += subsets[k]
         k += 1
     if k == 0:
-        raise ValueError(f"{n} rounds cannot give a {confidence:.0%} interval")
+        raise ValueError(f"{n} rounds cannot give a {_percent(confidence)} interval")
     return k - 1

@@ -199,7 +199,6 @@ class _AcceptanceRun:
         answers = self._answers(schedule)
         of_even = None if even is None else self._answers(even)
         measured = [self._baseline, schedule] if even is None else [self._baseline, schedule, even]
-        self._doing(f"measuring {schedule.name}")
         rates = self._rates(schedule, measured)
         speed = self._ratio(rates[1], rates[0])
         gate, holdout, acceptance = self._judged(answers, speed)
@@ -218,11 +217,17 @@ class _AcceptanceRun:
 
     def _rates(self, schedule: Schedule, measured: Sequence[Schedule]) -> list[tuple[float, ...]]:
         """All rounds; anew where the model's process is lost in one of them, since the answers took far longer."""
+
+        def counted(number: int, rounds: int) -> None:
+            self._doing(f"measuring {schedule.name}{again}, round {number} of {rounds}")
+
+        again = ""
+        self._doing(f"measuring {schedule.name}")
         try:
-            return measure_rates(self._runtime, measured, self._settings.measure)
+            return measure_rates(self._runtime, measured, self._settings.measure, on_round=counted)
         except RuntimeFailureError:
-            self._doing(f"measuring {schedule.name} again: the model's process was lost")
-            return measure_rates(self._runtime, measured, self._settings.measure)
+            again = " again (the model's process was lost)"
+            return measure_rates(self._runtime, measured, self._settings.measure, on_round=counted)
 
     def _beside(
         self, even: Schedule, answers: _Answers, rates: Sequence[Sequence[float]]

@@ -144,3 +144,14 @@ def test_the_table_is_json(facts: ModelFacts) -> None:
     assert data["baseline"]["speed"]["ratio"] == 1
     assert data["schedules"][0]["status"] == "wrong_answer"
     assert data["schedules"][0]["verdict"]["failures"] == ["g2"]
+
+
+def test_progress_counts_schedules_probes_and_rounds(facts: ModelFacts) -> None:
+    said: list[str] = []
+    settings = EvaluateSettings(measure=MeasureSettings(rounds=6, tokens=8), prefill_tokens=16)
+    evaluate(make_runtime(facts), make_probes(), [HALF, QUARTER], settings, on_progress=said.append)
+    assert said[0] == "asking baseline (1 of 3)"
+    assert "asking baseline (1 of 3), 4 of 4 probes" in said
+    assert "asking given (3 of 3), 4 of 4 probes" in said
+    rounds = [one for one in said if one.startswith("measuring speeds")]
+    assert rounds == ["measuring speeds"] + [f"measuring speeds, round {number} of at most 6" for number in range(1, 7)]

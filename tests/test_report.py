@@ -259,6 +259,12 @@ def test_the_table_of_an_acceptance_run_says_what_its_certificate_says_and_shows
     assert len(keys) == 1
 
 
+def test_a_pass_with_excused_probes_says_so(lab: Lab) -> None:
+    row = lab.evaluation.rows[0]
+    excusing = replace(row, verdict=replace(row.verdict, passed=11, excused=("g3",)))
+    assert "11/12 correct, 1 excused" in shown(report.evaluation_table(replace(lab.evaluation, rows=(excusing,))), 120)
+
+
 def test_what_was_lost_and_gained_on_the_holdout_is_named(lab: Lab) -> None:
     first = lab.validation.results[0]
     holdout = replace(first.holdout, lost=tuple(f"h{i}" for i in range(7)), gained=("h9",))

@@ -211,7 +211,7 @@ def test_a_process_lost_once_while_speed_is_measured_costs_only_that_measurement
         on_progress=lambda now: said.append(now.doing),
     )
     assert lost
-    assert "measuring given again: the model's process was lost" in said
+    assert "measuring given again (the model's process was lost), round 1 of 24" in said
     assert mended.results == whole.results
 
 

@@ -85,7 +85,7 @@ def answers(work: Path) -> None:
     with LlamaRuntime(model_path()) as runtime, Judge() as judge:
         transcripts = Transcripts.of_baseline(runtime, probe_set, gate, judge)
         calibration = calibrate(runtime, probe_set, gate, transcripts)
-        print(calibration.describe(), file=sys.stderr)
+        print(calibration.describe(), calibration.to_dict(), file=sys.stderr)
         verification = Verification(transcripts, calibration)
 
         def row(point: Point) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from routing_lab.answers.judgement import (
     Judgement,
     Reason,
     Status,
+    reason_words,
 )
 
 __all__ = [
@@ -42,5 +43,6 @@ __all__ = [
     "Status",
     "check_batch",
     "extract",
+    "reason_words",
     "validate_expected",
 ]

@@ -69,6 +69,33 @@ class Reason(StrEnum):
     UNDECIDABLE = "undecidable"
     """Equality was neither proved nor refuted within the limits of time and memory."""
 
+    @property
+    def words(self) -> str:
+        """The reason as people are told it."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Reason.NO_DECLARATION: "it declares no answer",
+    Reason.EMPTY_DECLARATION: "the answer it declares is empty",
+    Reason.BUDGET: "its tokens were used up before an answer",
+    Reason.UNCLOSED_REASONING: "it ended inside its reasoning",
+    Reason.TRUNCATED_BOX: "the box of its answer is never closed",
+    Reason.MISMATCH: "another answer",
+    Reason.AMBIGUOUS: "more than one answer",
+    Reason.NOT_A_NUMBER: "not one number",
+    Reason.UNEVALUATED: "a quotient that is not worked out",
+    Reason.NOT_A_CHOICE: "not one of the choices",
+    Reason.NOT_AN_EXPRESSION: "not an expression that can be read",
+    Reason.TOO_LARGE: "too large to be read",
+    Reason.UNDECIDABLE: "whether it is equal could not be decided",
+}
+
+
+def reason_words(reason: str) -> str:
+    """A reason of an outcome in words: the judge's by its code; what a runtime said of its failure stays as it is."""
+    return Reason(reason).words if reason in set(Reason) else reason
+
 
 @dataclass(frozen=True, slots=True)
 class Extraction:

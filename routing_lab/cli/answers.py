@@ -61,7 +61,8 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print_json(judgement)
     else:
-        words = (judgement.status, judgement.extracted, judgement.reason)
+        reason = judgement.reason and judgement.reason.words
+        words = (judgement.status.replace("_", " "), judgement.extracted, reason)
         print("\t".join(visible(word) for word in words if word))
     return 0
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from routing_lab.answers import ANSWER_TYPES
+from routing_lab.answers import ANSWER_TYPES, reason_words
 from routing_lab.cli import options
 from routing_lab.cli.files import check_outputs, write_output
 from routing_lab.cli.output import activity, console, fact_table, print_json, say, say_error, shown
@@ -15,7 +17,7 @@ from routing_lab.errors import NothingAcceptedError, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from routing_lab.probes.check import ProbesReport, SplitReport
+    from routing_lab.probes.check import BaselineFailure, ProbesReport, SplitReport
     from routing_lab.probes.dataset import Recipe
 
 
@@ -41,7 +43,9 @@ def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:
         metavar="P",
         help="failure rate that a pass should rule out (default: %(default)s)",
     )
-    check.add_argument("--closest", type=options.positive, default=5, metavar="N", help="close calls to list")
+    check.add_argument(
+        "--closest", type=options.positive, default=5, metavar="N", help="close calls to list (default: %(default)s)"
+    )
     options.add_runtime(check)
     _add_import(actions)
 
@@ -106,12 +110,13 @@ def run_check(args: argparse.Namespace) -> int:
     if args.bound == 0:
         raise UsageError("--bound 0 takes infinitely many probes; give a share above 0")
     with options.open_runtime(args) as runtime, Judge() as judge, activity("asking") as say_doing:
+        number = itertools.count(1)
         report = check_probes(
             runtime,
             probes,
             judge,
             wanted_bound=args.bound,
-            progress=lambda one: say_doing(f"asked {one.probe}"),
+            progress=lambda one: say_doing(f"asked {next(number)} of {len(probes.items)}: {one.probe}"),
         )
     if args.json:
         print_json(report)
@@ -129,13 +134,52 @@ def _print(report: ProbesReport, closest: int) -> None:
     out.print(_splits(report))
     out.print()
     for failure in report.failures:
-        got = f"{failure.extracted!r} for {failure.expected!r}" if failure.extracted else failure.reason
+        got = f"{failure.extracted!r} for {failure.expected!r}" if failure.extracted else _why(failure)
         out.print(shown(f"fails {failure.probe} ({failure.split}): {failure.status.replace('_', ' ')}, {got}"))
     for probe in report.not_run:
         out.print(shown(f"did not run: {probe}"))
-    for near in report.passes[:closest]:
-        if near.smallest_margin is not None:
-            out.print(shown(f"close call {near.probe}: smallest margin {near.smallest_margin:.2f} logits"))
+    for sentence in closeness(report, closest):
+        out.print(shown(sentence))
+    for split in report.splits:
+        if split.probes:
+            out.print(shown(_worth(split, report.wanted_bound)))
+
+
+def _why(failure: BaselineFailure) -> str:
+    return reason_words(failure.reason) if failure.reason else "no answer"
+
+
+def closeness(report: ProbesReport, closest: int) -> list[str]:
+    """The close calls, at most so many; where there is none, how far the closest was from being one."""
+    from routing_lab.probes.check import CLOSE_CALL
+
+    known = [one for one in report.passes if one.smallest_margin is not None]
+    if not known:
+        return []
+    close = [one for one in known if one.is_close]
+    if not close:
+        least = f"{known[0].smallest_margin:.2f} logits ({known[0].probe})"
+        return [f"no close call: the two best tokens are never nearer than {least}; close is below {CLOSE_CALL:g}"]
+    lines = [f"close call {one.probe} ({one.split}): {_gap(one.smallest_margin or 0.0)}" for one in close[:closest]]
+    more = len(close) - len(lines)
+    return [*lines, f"and {more} more close calls (--closest lists more)"] if more else lines
+
+
+def _gap(margin: float) -> str:
+    likely = f"{100 * math.exp(-margin):.0f} %"
+    return f"somewhere the second-best token is {likely} as likely as the best ({margin:.2f} logits apart)"
+
+
+def _worth(split: SplitReport, wanted: float) -> str:
+    """What a schedule that answers the whole split has shown by it, and what it takes to show what is wanted."""
+    share = f"{100 * split.bound_if_all_correct:.3g} %"
+    proves = (
+        f"{split.split}: a schedule that answers all {split.probes} fails at most {share} of such questions (95 % sure)"
+    )
+    limit = f"at most {100 * wanted:.3g} %"
+    if split.probes_missing:
+        return f"{proves}; to show {limit} it takes {split.probes_wanted} probes, {split.probes_missing} more"
+    return f"{proves}; enough to show {limit}"
 
 
 def _splits(report: ProbesReport) -> Table:
@@ -143,24 +187,17 @@ def _splits(report: ProbesReport) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("split")
-    for column in ("probes", "baseline passes", "longest", "tokens", "a pass rules out rates above"):
+    for column in ("probes", "baseline right", "longest answer", "tokens in all"):
         table.add_column(column, justify="right")
-    table.add_column(f"for {report.wanted_bound:.3g}")
     for split in report.splits:
         table.add_row(
             split.split,
             str(split.probes),
             str(split.passed),
             f"{split.most_tokens} tokens",
-            str(split.tokens),
-            f"{split.bound_if_all_correct:.3f}",
-            _missing(split),
+            f"{split.tokens:,}",
         )
     return table
-
-
-def _missing(split: SplitReport) -> str:
-    return f"{split.probes_missing} more needed" if split.probes_missing else "enough"
 
 
 def run_import(args: argparse.Namespace) -> int:

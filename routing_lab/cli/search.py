@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from routing_lab.cli import options
-from routing_lab.cli.output import console, print_json, progress_console, say, say_error, shown, strip_width
+from routing_lab.cli.output import console, print_json, progress_console, say_error, shown, strip_width
 from routing_lab.errors import NothingAcceptedError, Problem, RoutingLabError, UserFileError
 
 if TYPE_CHECKING:
@@ -125,11 +125,10 @@ def run(args: argparse.Namespace) -> int:
             storage=args.storage,
             settings=settings,
             on_progress=bar.update,
+            on_baseline=bar.baseline,
         )
         facts = runtime.facts
     _print_result(args, result, facts)
-    if not args.json:
-        say(_why_it_ended(result))
     if not result.candidates:
         return say_error(NothingAcceptedError(_nothing_passed(args, result)))
     return 0
@@ -241,6 +240,8 @@ def _print_result(args: argparse.Namespace, result: StudyResult, facts: ModelFac
     if result.study.single_cuts:
         out.print()
         out.print(sensitivity_table(result.study))
+    out.print()
+    out.print(_why_it_ended(result))
     if result.candidates:
         best = result.candidates[0]
         out.print(f"\nfastest accepted so far (screening): {best.key}")
@@ -294,6 +295,10 @@ class _Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def baseline(self, doing: str, done: int, total: int) -> None:
+        """Show how far the baseline is."""
+        self._bar.update(self._task, total=total, completed=done, count=f"{done}/{total}", state=doing)
 
     def update(self, progress: Progress) -> None:
         """Show where the study stands; the baseline's own failures are said once, above the bar."""
@@ -372,7 +377,7 @@ def _state(progress: Progress) -> str:
     best = "none accepted yet"
     if progress.best is not None and progress.best.speed is not None:
         best = f"best ratio {progress.best.speed.ratio:.3f}"
-    passing = "" if progress.pass_rate is None else f"  passing {progress.pass_rate:.0%}"
+    passing = "" if progress.pass_rate is None else f"  passing {100 * progress.pass_rate:.0f} %"
     left = "" if progress.seconds_left is None else f"  {_duration(progress.seconds_left)} left"
     return best + passing + left
 

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     except NothingAcceptedError as error:
         # To people the reasons are printed already, below the table.
         return say_error(
-            error if args.json else NothingAcceptedError("no schedule was accepted, for the reasons above")
+            error if args.json else NothingAcceptedError("no schedule was accepted; the reasons stand below the table")
         )
     return 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
 
 from routing_lab.answers import Judge, Status
 from routing_lab.errors import UsageError
@@ -19,7 +19,11 @@ from routing_lab.probes.run import Outcome, run_probes
 from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 
-__all__ = ["BaselineFailure", "BaselinePass", "ProbesReport", "SplitReport", "check_probes"]
+__all__ = ["CLOSE_CALL", "BaselineFailure", "BaselinePass", "ProbesReport", "SplitReport", "check_probes"]
+
+CLOSE_CALL: Final = 0.5
+"""Logits below which the gap between the two best tokens is a close call: the second is then at least 60 % as likely
+as the first (the ratio of their probabilities is the exponential of the gap)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class BaselinePass:
     prompt_tokens: int
     tokens: int
     budget: int
+
+    @property
+    def is_close(self) -> bool:
+        """Whether it may have gone the other way (see ``CLOSE_CALL``); ``False`` where the runtime cannot say."""
+        return self.smallest_margin is not None and self.smallest_margin < CLOSE_CALL
 
 
 @dataclass(frozen=True, slots=True)

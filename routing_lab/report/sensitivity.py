@@ -134,7 +134,7 @@ def _percent(share: float) -> str:
 
 def _notes(cells: tuple[SingleCut, ...]) -> list[str]:
     gate = max((cell.total for cell in cells), default=0)
-    notes = [f"Share of the baseline's words kept; ✓ all {gate} gate probes correct, ✗ so many failed."]
+    notes = [f"Share of the baseline's words kept; ✓ all {gate} gate probes passed, ✗ so many failed."]
     if any(cell.run < cell.total for cell in cells):
         notes.append("✗n/m: n of the first m, where the run stopped; --start map asks the whole gate.")
     if any(cell.count != cells[0].count for cell in cells):

@@ -361,7 +361,10 @@ def _answers(verdict: Verdict, outcomes: Sequence[Outcome]) -> Text:
 
 
 def _answers_text(verdict: Verdict) -> str:
-    return "undecided" if verdict.result is Result.UNDECIDED else f"{verdict.passed}/{verdict.total} correct"
+    if verdict.result is Result.UNDECIDED:
+        return "undecided"
+    excused = f", {len(verdict.excused)} excused" if verdict.excused else ""
+    return f"{verdict.passed}/{verdict.total} correct{excused}"
 
 
 def _signed(word: str, text: str) -> Text:

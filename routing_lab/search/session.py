@@ -20,6 +20,7 @@ others (``_evidence``). The constraint is positive exactly when a probe failed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,10 +51,14 @@ from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import BASELINE, TRANSCRIPTS, TRIAL, read_trials
 from routing_lab.search.surrogate import Evidence
 
-__all__ = ["Progress", "Session", "Stop"]
+__all__ = ["Progress", "Session", "Step", "Stop"]
 
 CONSTRAINT: Final = "failed probes"
 ORIGIN: Final = "routing_lab.origin"
+
+
+Step = Callable[[str, int, int], None]
+"""Called with what is done before the first trial, how much of it is done, and how much there is."""
 
 
 class Stop(StrEnum):
@@ -97,6 +102,7 @@ class Session:
         dimensions: The space.
         study: The opened study; its sampler is set here.
         path: Its storage, for messages.
+        on_baseline: Called while the baseline is asked and measured.
 
     Raises:
         UsageError: The study is to begin with the sensitivity pass, and the space has none.
@@ -112,7 +118,9 @@ class Session:
         dimensions: Dimensions,
         study: optuna.Study,
         path: Path,
+        on_baseline: Step | None = None,
     ) -> None:
+        self._step = on_baseline or (lambda _doing, _done, _total: None)
         self._runtime, self._probe_set, self._judge = runtime, probe_set, judge
         self._settings, self._dimensions, self._study, self._path = settings, dimensions, study, path
         self._gate = probe_set.split("gate")
@@ -188,7 +196,14 @@ class Session:
             record = BaselineRecord.from_dict(stored)
             self._prepare(record.calibration, self._stored_transcripts(record.outcomes))
             return record
-        transcripts = Transcripts.of_baseline(self._runtime, self._probe_set, self._gate, self._judge)
+        done = itertools.count(1)
+        transcripts = Transcripts.of_baseline(
+            self._runtime,
+            self._probe_set,
+            self._gate,
+            self._judge,
+            lambda _outcome: self._step("gate probes asked", next(done), len(self._gate)),
+        )
         outcomes = transcripts.outcomes
         if broken := [outcome for outcome in outcomes if outcome.status is Status.RUNTIME_ERROR]:
             raise RuntimeFailureError(f"the baseline could not be run: probe {broken[0].probe}: {broken[0].reason}")
@@ -198,7 +213,11 @@ class Session:
         record = BaselineRecord(
             key=self._baseline_schedule.key(self._runtime.facts),
             speed=measure_ratio(
-                self._runtime, self._baseline_schedule, self._baseline_schedule, self._settings.measure
+                self._runtime,
+                self._baseline_schedule,
+                self._baseline_schedule,
+                self._settings.measure,
+                on_round=lambda number, most: self._step("measuring, rounds at most", number, most),
             ),
             verdict=decide(outcomes, len(self._gate)),
             outcomes=outcomes,

@@ -20,7 +20,7 @@ from routing_lab.runtime.base import Runtime
 from routing_lab.schedule import Schedule
 from routing_lab.search.dimensions import Dimensions
 from routing_lab.search.records import SCHEMA, StudyRecord, TrialRecord, candidates
-from routing_lab.search.session import Progress, Session, Stop
+from routing_lab.search.session import Progress, Session, Step, Stop
 from routing_lab.search.settings import StudySettings
 from routing_lab.search.storage import (
     BASELINE,
@@ -68,6 +68,7 @@ def run_study(
     settings: StudySettings | None = None,
     judge: Judge | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_baseline: Step | None = None,
 ) -> StudyResult:
     """Search ``space`` for fast schedules that pass the gate; continue the study of that name where there is one.
 
@@ -80,6 +81,7 @@ def run_study(
         settings: Budget and rules.
         judge: Compares answers; one of its own by default.
         on_progress: Called after the baseline and after each trial.
+        on_baseline: Called while the baseline is asked and measured: what is done, and how much of how much.
 
     Raises:
         UsageError: The stored study is another question (all differences are named), another process runs it, or there
@@ -116,6 +118,7 @@ def run_study(
             dimensions=dimensions,
             study=opened,
             path=path,
+            on_baseline=on_baseline,
         )
         try:
             stopped = session.run(tell)

@@ -109,6 +109,8 @@ def test_answers_check_prints_status_extracted_and_reason(tmp_path: Path, capsys
     text.write_text("I think 7. Answer: 1,234", encoding="utf-8")
     argv = ["answers", "check", "--text-file", text, "--type", "integer", "--expected"]
     assert run_json(capsys, *argv, "1234") == (0, {"status": "correct", "extracted": "1,234", "reason": None})
+    assert main([*map(str, argv), "1235"]) == 0
+    assert capsys.readouterr().out == "wrong answer\t1,234\tanother answer\n"
     code, wrong = run_json(capsys, *argv, "1235")
     assert (code, wrong) == (0, {"status": "wrong_answer", "extracted": "1,234", "reason": "mismatch"})
     _, cut = run_json(capsys, *argv, "1234", "--finish-reason", "length")
@@ -274,11 +276,32 @@ def test_a_gate_that_the_baseline_fails_ends_with_the_documented_code(
         'probes: wrong\nprompt: raw\nmax_tokens: 48\nitems:\n  - {id: a, prompt: "Q: 47+86=?\\n", answer: "1", type: integer}\n',
         encoding="utf-8",
     )
-    error = fails(capsys, 5, "probes", "check", probes, "--context", "512")
-    assert "baseline" in error
+    assert main(["probes", "check", str(probes), "--context", "512"]) == 5
+    printed = capsys.readouterr()
+    assert "baseline" in printed.err
+    assert "gate: a schedule that answers all 1 fails at most 95 % of such questions (95 % sure)" in printed.out
+    assert "to show at most 5 % it takes 59 probes, 58 more" in printed.out
     error = fails(capsys, 5, "search", "--probes", probes, "--context", "512", "--storage", tmp_path / "s.db")
     assert "a" in error
     assert "no_worse_than_baseline" in error
+
+
+@pytest.mark.model
+def test_a_study_without_a_trial_goes_on_with_the_policy_that_its_error_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probes = tmp_path / "probes.yaml"
+    items = ('{id: a, prompt: "Q: 47+86=?\\n", answer: "1"', '{id: b, prompt: "Q: 41+86=?\\n", answer: "127"')
+    listed = "".join(f"  - {item}, type: integer}}\n" for item in items)
+    probes.write_text(f"probes: half\nprompt: raw\nmax_tokens: 48\nitems:\n{listed}", encoding="utf-8")
+    argv = ["search", "--probes", str(probes), "--storage", str(tmp_path / "s.db"), "--trials", "1", *QUICK]
+    assert "--policy no_worse_than_baseline" in fails(capsys, 5, *argv)
+    code, study = run_json(capsys, *argv, "--policy", "no_worse_than_baseline")
+    assert code in {0, 5}
+    assert isinstance(study, dict)
+    assert study["identity"]["policy"] == "no_worse_than_baseline"
+    assert sum(trial["origin"] != "sensitivity" for trial in study["trials"]) == 1
+    assert "cannot go on" in fails(capsys, 2, *argv)
 
 
 @pytest.mark.model

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakelab import make_facts, make_probes, make_runtime
 
 from routing_lab import demo
-from routing_lab.answers import Judge, Status
+from routing_lab.answers import Judge, Reason, Status, reason_words
+from routing_lab.cli.probes import closeness
 from routing_lab.errors import UsageError
 from routing_lab.probes import ProbeSet
 from routing_lab.probes.check import check_probes
@@ -51,12 +53,11 @@ def test_passes_come_closest_call_first(tmp_path: Path) -> None:
     plain = runtime.generate
 
     def generate(prompt: str, **options):
-        from dataclasses import replace
-
         return replace(plain(prompt, **options), smallest_margin=margins[prompt])
 
     runtime.generate = generate
     report = check(runtime, make_probes(4, 0))
+    assert [passed.probe for passed in report.passes if passed.is_close] == ["g1"]
     assert [(passed.probe, passed.smallest_margin) for passed in report.passes] == [
         ("g1", 0.25),
         ("g3", 1.0),
@@ -103,3 +104,19 @@ def test_the_demo_model_answers_every_probe_of_its_own_gate() -> None:
     assert report.sound
     assert all(passed.smallest_margin is not None and passed.smallest_margin > 0 for passed in report.passes)
     assert all(passed.tokens < passed.budget for passed in report.passes)
+
+
+def test_every_reason_has_words_and_what_a_runtime_said_stays_as_it_is() -> None:
+    assert all("_" not in reason_words(reason) and reason_words(reason) != reason for reason in Reason)
+    assert reason_words("the process died") == "the process died"
+
+
+@pytest.mark.parametrize(
+    ("margins", "said"), [((8.84, 9.0), "no close call: "), ((0.1, 0.7), "close call g0 (gate): ")]
+)
+def test_only_a_close_call_is_called_one(tmp_path: Path, margins: tuple[float, ...], said: str) -> None:
+    report = check(make_runtime(make_facts(tmp_path)), make_probes(2, 0))
+    passes = [replace(one, smallest_margin=margin) for one, margin in zip(report.passes, margins, strict=True)]
+    lines = closeness(replace(report, passes=tuple(passes)), 5)
+    assert len(lines) == 1
+    assert lines[0].startswith(said)

@@ -162,6 +162,15 @@ def test_with_no_bound_on_runners_up_every_gate_is_run(facts: ModelFacts, storag
 # --- the baseline ----------------------------------------------------------------------------------------------------
 
 
+def test_the_work_on_the_baseline_is_counted(facts: ModelFacts, storage: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    settings = StudySettings(trials=1, measure=FAST)
+    more = {"study": "s", "storage": storage, "settings": settings, "on_baseline": lambda *step: steps.append(step)}
+    run_study(make_runtime(facts), make_probes(), make_space(), **more)
+    assert [step[1:] for step in steps if "probes" in step[0]] == [(done, 4) for done in range(1, 5)]
+    assert [step[1:] for step in steps if "measuring" in step[0]] == [(done, 6) for done in range(1, 7)]
+
+
 def test_the_baseline_is_measured_once_and_reported_first(facts: ModelFacts, storage: Path) -> None:
     seen: list[Progress] = []
     run(facts, storage, trials=3, on_progress=seen.append)
