@@ -9,7 +9,7 @@ from routing_lab.cli import options
 from routing_lab.cli.output import activity, console, print_json
 from routing_lab.errors import UsageError
 
-ROUNDS = 12
+ROUNDS = 24
 PREFILL_TOKENS = 256
 
 

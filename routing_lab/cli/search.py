@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from routing_lab.space import SearchSpace
 
 DEFAULT_STORAGE = Path("runs/studies.db")
-SCREENING_ROUNDS = 6
+SCREENING_ROUNDS = 12
 _ASKED_AGAIN = ("study", "storage", "model", "probes", *options.RUNTIME)
 TRIALS = 40
 MOST_TRIALS = 1_000_000

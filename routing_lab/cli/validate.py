@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from routing_lab.schedule import Schedule
     from routing_lab.validate import Validation
 
-ROUNDS = 24
+ROUNDS = 96
 
 
 def add(commands: options.Subparsers[argparse.ArgumentParser]) -> None:

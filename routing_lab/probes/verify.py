@@ -100,7 +100,8 @@ class Transcripts:
     ) -> Transcripts:
         """Apply the model's own counts and decode every probe.
 
-        A probe on which the model's process is lost twice has an outcome and no transcript. Raises as ``Runtime.apply``.
+        A probe on which the model's process is lost twice has an outcome and no transcript. Raises as
+        ``Runtime.apply``.
         """
         runtime.apply(Schedule.baseline(runtime.facts))
         kept: dict[str, tuple[str, Generation]] = {}
