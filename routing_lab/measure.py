@@ -71,15 +71,16 @@ class Ended(StrEnum):
 class MeasureSettings:
     """How much is decoded: per schedule ``rounds`` times ``tokens`` tokens that count, and the warm-up that does not.
 
-    ``prompt_tokens`` are processed before each stretch and never timed. ``confidence`` is that of the interval.
-    ``most_rounds`` (``None``: no more than ``rounds``) bounds what is added while the interval reaches further than
-    ``half_width`` to either side of the ratio, as a share of it (``None``: no width is narrow enough).
+    ``prompt_tokens`` are processed before each stretch and never timed: they are the depth at which it begins.
+    ``confidence`` is that of the interval. ``most_rounds`` (``None``: no more than ``rounds``) bounds what is added
+    while the interval reaches further than ``half_width`` to either side of the ratio, as a share of it (``None``: no
+    width is narrow enough).
     """
 
     tokens: int = 32
     rounds: int = 24
     warmup_rounds: int = 2
-    prompt_tokens: int = 4
+    prompt_tokens: int = 16
     confidence: float = 0.95
     most_rounds: int | None = None
     half_width: float | None = None

@@ -350,6 +350,13 @@ def add_measure(parser: argparse.ArgumentParser, *, rounds: int, precision: floa
         "--tokens", type=positive, default=32, metavar="N", help="decoded per round (default: %(default)s)"
     )
     group.add_argument(
+        "--depth",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="tokens in the context before them; the deeper, the smaller the experts' share (default: %(default)s)",
+    )
+    group.add_argument(
         "--rounds",
         type=whole(1, MOST_ROUNDS),
         default=rounds,
@@ -378,14 +385,20 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
 
     try:
         more = None if args.precision is None else MORE_ROUNDS * args.rounds
-        settings = MeasureSettings(tokens=args.tokens, rounds=args.rounds, most_rounds=more, half_width=args.precision)
+        settings = MeasureSettings(
+            tokens=args.tokens,
+            prompt_tokens=args.depth,
+            rounds=args.rounds,
+            most_rounds=more,
+            half_width=args.precision,
+        )
     except ValueError as error:
         raise UsageError(f"--tokens, --rounds: {error}") from error
     context, said = _context(args)
     if settings.tokens + settings.prompt_tokens >= context:
         raise UsageError(
-            f"--tokens {settings.tokens} and the {settings.prompt_tokens} of the prompt before them do not fit in "
-            f"{said}: give fewer tokens or more context"
+            f"--tokens {settings.tokens} behind --depth {settings.prompt_tokens} do not fit in {said}: "
+            "give fewer tokens or more context"
         )
     return settings
 

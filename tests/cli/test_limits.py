@@ -33,7 +33,7 @@ def no_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*EVALUATE, "--threads", "9" * 5000], "a whole number"),
         ([*EVALUATE, "--rounds", "1000000000"], "300"),
         ([*EVALUATE, "--rounds", "5"], "at least 6"),
-        ([*EVALUATE, "--tokens", "4092"], "--context 4096"),
+        ([*EVALUATE, "--tokens", "4080"], "--context 4096"),
         ([*EVALUATE, "--host-experts", "5-2"], "backwards"),
         ([*EVALUATE, "--context", "256"], "--prefill 256"),
         ([*EVALUATE, "--prefill", "4096"], "context of 4096"),
