@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--most-rounds", type=int, default=48)
+    parser.add_argument("--most-rounds", type=int, default=96)
     parser.add_argument("--half-width", type=float, default=0.015)
     args = parser.parse_args()
     settings = MeasureSettings(

@@ -14,7 +14,7 @@ rounds; from twelve on, a single round that another process spoiled, however bad
 interval. Student's t was not taken because timing noise is rare and large: one such round moves a mean and widens t's
 interval to nothing useful for any number of rounds.
 
-**When to stop.** ``rounds`` may be followed by as many again, up to ``most_rounds``. After each stretch a candidate is
+**When to stop.** ``rounds`` may be doubled again and again, up to ``most_rounds``. After each stretch a candidate is
 done when its interval is as narrow as asked (``half_width``), or when it is surely slower than a rival: a ratio that is
 given, or the fastest of those it takes turns with (a race: clear losers cost one stretch each). To stop where
 an interval looks narrow picks the stretches that happened to agree: with 95 % at each of four looks, 7.5 % of 200
@@ -102,14 +102,19 @@ class MeasureSettings:
     @property
     def confidence_of_a_look(self) -> float:
         """Confidence of the interval at each look."""
-        return 1 - (1 - self.confidence) / math.ceil((self.most_rounds or self.rounds) / self.rounds)
+        doublings = math.log2((self.most_rounds or self.rounds) / self.rounds)
+        return 1 - (1 - self.confidence) / (1 + math.ceil(doublings))
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """After how many counted rounds it is asked whether to go on; the last one ends the measurement."""
-        first = max(self.rounds, fewest_rounds(self.confidence_of_a_look))
-        most = max(first, self.most_rounds or self.rounds)
-        return (*range(first, most, first), most)
+        """After how many counted rounds it is asked whether to go on, each twice the one before; the last ends it."""
+        look = max(self.rounds, fewest_rounds(self.confidence_of_a_look))
+        most = max(look, self.most_rounds or self.rounds)
+        looks = []
+        while look < most:
+            looks.append(look)
+            look *= 2
+        return (*looks, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,8 +330,8 @@ def probe_set(args: argparse.Namespace) -> ProbeSet:
     return ProbeSet.load(demo.probes_path())
 
 
-MORE_ROUNDS = 4
-"""Rounds may be added up to so many times the number asked for."""
+MORE_ROUNDS = 8
+"""Rounds may be added up to so many times the number asked for, and ``MOST_ROUNDS`` in all."""
 
 
 def add_plain(parser: argparse.ArgumentParser) -> None:
@@ -384,7 +384,7 @@ def measure_settings(args: argparse.Namespace) -> MeasureSettings:
     from routing_lab.measure import MeasureSettings
 
     try:
-        more = None if args.precision is None else MORE_ROUNDS * args.rounds
+        more = None if args.precision is None else min(MORE_ROUNDS * args.rounds, MOST_ROUNDS)
         settings = MeasureSettings(
             tokens=args.tokens,
             prompt_tokens=args.depth,
