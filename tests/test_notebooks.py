@@ -70,7 +70,7 @@ def test_a_notebook_is_committed_with_its_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
-    assert images_of(notebook) == 3
+    assert images_of(notebook) == 4
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -86,7 +86,7 @@ def test_committed_outputs_show_no_error_no_warning_and_no_machine(path: Path, e
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_head_to_tail(path: Path, execute: ModuleType) -> None:
     notebook = execute.executed(path, timeout_s=500)
-    assert images_of(notebook) == 3
+    assert images_of(notebook) == 4
     assert execute.machine_paths(notebook) == []
 
 
