@@ -236,9 +236,11 @@ class Engine:
         """
         if self._context and self.spec.batch_tokens > 1:
             self.api.llama_set_abort_callback(self._context, self._at_once, None)
-            self._build(self._context, 2)
-            self._build(self._context, 1)
-            self.api.llama_set_abort_callback(self._context, self.api.ggml_abort_callback(), None)
+            try:
+                self._build(self._context, 2)
+                self._build(self._context, 1)
+            finally:
+                self.api.llama_set_abort_callback(self._context, self.api.ggml_abort_callback(), None)
             return
         self._free_context()
         self._log.forget_buffers()
