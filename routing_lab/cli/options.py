@@ -233,7 +233,7 @@ def open_runtime(args: argparse.Namespace) -> Iterator[LlamaRuntime | ServerRunt
     check_server(args)
     model, options = model_path(args), runtime_options(args)
     if args.placement is not None:
-        _fits(options.placement, args.placement, facts)
+        require_fit(options.placement, args.placement, facts)
     with unwinding():
         serves = args.runtime == "server"
         opened = ServerRuntime(model, options, binary=args.llama_server) if serves else LlamaRuntime(model, options)
@@ -285,7 +285,8 @@ def _context(args: argparse.Namespace) -> tuple[int, str]:
     )
 
 
-def _fits(placement: Placement, path: Path, facts: ModelFacts) -> None:
+def require_fit(placement: Placement, path: Path, facts: ModelFacts) -> None:
+    """Check a placement, under the name of its file, which is what the user gave. Raises ``UserFileError``."""
     try:
         placement.check(facts)
     except UserFileError as error:

@@ -94,7 +94,7 @@ def run_plan(args: argparse.Namespace) -> int:
     given = None if args.placement is None else Placement.load(args.placement)
     memory = ModelMemory.read(options.model_path(args))
     if given is not None:
-        _require_fit(given, args.placement, memory.facts)
+        options.require_fit(given, args.placement, memory.facts)
     limits = Limits(
         device_bytes=round(args.device_gib * GIB),
         host_bytes=_host_memory() if args.host_gib is None else round(args.host_gib * GIB),
@@ -131,14 +131,6 @@ def _require_sane(args: argparse.Namespace) -> None:
     ):
         if value > most:
             raise UsageError(f"{option} is {value:g}; more than {most:,} cannot be planned")
-
-
-def _require_fit(placement: Placement, path: Path, facts: ModelFacts) -> None:
-    """Check a placement, under the name of its file, which is what the user gave. Raises ``UserFileError``."""
-    try:
-        placement.check(facts)
-    except UserFileError as error:
-        raise UserFileError(str(path), error.problems) from None
 
 
 def _host_memory() -> int:
